@@ -37,13 +37,14 @@ from clawstream.events import (
     VoteCast,
     derived_id,
 )
-from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
+from clawstream.groups.stage import groups_stages
 from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.stage import Policy, refresh_stage
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage
+from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage
 from clawstream.turns.stage import turns_stage
 from tests.sessions import ANSWERS, EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
@@ -58,7 +59,7 @@ _TOPICS: Mapping[str, tuple[type[Event], ...]] = {
     SAMPLES: (SampleAssembled, SampleRefused),
     FEEDBACK: (FeedbackGiven,),
     ANSWERS: (RefreshAsked, AnswerRefreshed),
-    GROUPS_TOPIC: (TrajectoryEnded, GroupWaited, GroupSettled, TrajectoryLate),
+    topics.GROUPS: (TrajectoryEnded, GroupWaited, GroupSettled, TrajectoryLate),
 }
 _TOPIC_OF = {kind: topic for topic, kinds in _TOPICS.items() for kind in kinds}
 REPLIES = {

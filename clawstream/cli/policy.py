@@ -27,8 +27,6 @@ Asked = TypeVar("Asked", "RollbackAsked", "VersionPinned")
 policy = typer.Typer(help="The versions of the policy, and back to an earlier one.", no_args_is_help=True)
 _JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
 _VERSION = Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base.")]
-POLICY_TOPIC = "clawstream.policy.v1"
-CONTROL_TOPIC = "clawstream.control.v1"
 MANIFEST = "manifest.json"
 
 
@@ -236,11 +234,12 @@ def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequenc
 async def _both(settings: Settings, kafka: KafkaSettings) -> "tuple[dict[int, VersionFacts], list[Event]]":
     from clawstream.events import PolicyEvent
     from clawstream.monitoring.policy import versions
+    from clawstream.stream import topics
     from clawstream.stream.kafka.connect import connected
 
     async with connected(kafka, client_id="policy") as log:
-        known = versions(await _read(log, POLICY_TOPIC), settings.policy.id)
-        asked = await _read(log, CONTROL_TOPIC)
+        known = versions(await _read(log, topics.POLICY), settings.policy.id)
+        asked = await _read(log, topics.CONTROL)
     mine = [event for event in asked if isinstance(event, PolicyEvent) and event.policy_id == settings.policy.id]
     return known, list(mine)
 

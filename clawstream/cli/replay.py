@@ -169,8 +169,9 @@ async def work_on(
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
     from clawstream.replay.processes import in_processes, prepare
-    from clawstream.replay.registry import EXCHANGES, num_records
+    from clawstream.replay.registry import num_records
     from clawstream.replay.running import begin, work_through
+    from clawstream.stream import topics
     from clawstream.stream.kafka import admin
     from clawstream.stream.kafka.connect import security_of
     from clawstream.stream.topics import replay_topics
@@ -194,7 +195,7 @@ async def work_on(
         replay_topics(wanted.name, partitions=partitions, retention_ms=RETENTION_MS),
         security=security_of(settings.kafka),
     )
-    news = _News(num_records(started.ranges, EXCHANGES), say)
+    news = _News(num_records(started.ranges, topics.EXCHANGES), say)
 
     async def work(begun: ReplayStarted) -> "list[WorkerResult]":
         return await in_processes(settings, begun, num_workers=num_workers, exchanges_per_s=rate, on_progress=news.tell)

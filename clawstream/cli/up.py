@@ -134,6 +134,7 @@ async def _context_tokens(running: "Installation") -> int:
 
 async def tell_versions(console: Console, settings: Settings) -> None:
     """Say of each version from now on that it is served, or why it is not; never returns."""
+    from clawstream.stream import topics
     from clawstream.stream.kafka.connect import connected
     from clawstream.stream.stage import Record
 
@@ -141,7 +142,7 @@ async def tell_versions(console: Console, settings: Settings) -> None:
     while True:
         try:
             async with connected(settings.kafka, client_id="up") as log:
-                async for records in log.follow(["clawstream.policy.v1"], "latest"):
+                async for records in log.follow([topics.POLICY], "latest"):
                     for record in records:
                         if isinstance(record, Record) and (line := told.line(record.event)) is not None:
                             console.print(harmless(line), soft_wrap=True)

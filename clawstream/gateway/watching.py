@@ -20,14 +20,13 @@ from clawstream.gateway.dialects.responses import conversation_of
 from clawstream.gateway.engines import Engines
 from clawstream.gateway.requests.wire import scope_of
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
+from clawstream.stream import topics
 from clawstream.stream.avro import codec
 from clawstream.stream.log import Arrived, Raw, Start, arrived
 from clawstream.stream.stage import Record
 
 E = TypeVar("E", bound=Event)
 LOG = logging.getLogger(__name__)
-EXCHANGES_TOPIC = "clawstream.exchanges.v1"
-POLICY_TOPIC = "clawstream.policy.v1"
 AGAIN_AFTER_S = 1.0
 _SAID_EVERY_S = 5.0
 
@@ -83,7 +82,7 @@ async def learn_sessions(
 async def _read_once(log: FollowableLog, learning: "SessionLearner", from_ms: int) -> bool:
     """Return whether all was read, waiting a while first where it was not; records that were read stay known."""
     try:
-        async with closing(log.follow((EXCHANGES_TOPIC,), start=from_ms, until_end=True)) as batches:
+        async with closing(log.follow((topics.EXCHANGES,), start=from_ms, until_end=True)) as batches:
             async for records in batches:
                 learning.learn(_events(records, Event))
     except TryLater as error:
@@ -180,7 +179,7 @@ async def learn_owners(log: FollowableLog, owners: Owners, from_ms: int) -> None
     said, num_records, places = time.monotonic(), 0, dict[tuple[str, int], int]()
     while owners.read_to_ms is None or owners.read_to_ms < from_ms:
         try:
-            async with closing(log.follow_raw((EXCHANGES_TOPIC,), start, until_end=True)) as batches:
+            async with closing(log.follow_raw((topics.EXCHANGES,), start, until_end=True)) as batches:
                 async for raws in batches:
                     await owners.take(await asyncio.to_thread(_claims, raws))
                     places |= {(raw.topic, raw.partition): raw.offset + 1 for raw in raws}
@@ -207,7 +206,7 @@ async def follow_policy(log: FollowableLog, engines: Engines) -> None:
     """Tell `engines` of every version that is activated from now on; never returns."""
     while True:
         try:
-            async with closing(log.follow((POLICY_TOPIC,), start="latest")) as batches:
+            async with closing(log.follow((topics.POLICY,), start="latest")) as batches:
                 async for records in batches:
                     for event in _events(records, PolicyActivated):
                         engines.learn(event)

@@ -11,10 +11,10 @@ from clawstream.events import RewardWeights, TrajectoryEnded
 from clawstream.groups.settling import GroupState, observe, wait
 from clawstream.groups.trajectories import TrajectoryState
 from clawstream.groups.trajectories import observe as observe_session
+from clawstream.stream import topics
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
-GROUPS_TOPIC = "clawstream.groups.v1"
-READS = ("clawstream.exchanges.v1", "clawstream.turns.v1", "clawstream.samples.v1", "clawstream.feedback.v1")
+READS = (topics.EXCHANGES, topics.TURNS, topics.SAMPLES, topics.FEEDBACK)
 
 
 def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY_MS) -> Sequence[Stage[Any, Any]]:
@@ -36,7 +36,7 @@ def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY
         Stage(name="trajectories", reads=READS, step=by_session, retain_ms=retain_ms),
         Stage(
             name="groups",
-            reads=(GROUPS_TOPIC,),
+            reads=(topics.GROUPS,),
             step=by_group,
             tick=tick,
             clock=_ended_at_ms,

@@ -11,10 +11,11 @@ from importlib.metadata import entry_points
 from clawstream.errors import ConfigError
 from clawstream.events import Event
 from clawstream.judging.heuristics import DueTurn, Heuristic, Watched, feedback, observe
+from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 
 GROUP = "clawstream.heuristics"
-READS = ("clawstream.exchanges.v1", "clawstream.turns.v1")
+READS = (topics.EXCHANGES, topics.TURNS)
 
 
 def heuristic_named(name: str) -> Heuristic:

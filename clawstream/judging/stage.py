@@ -21,15 +21,10 @@ from clawstream.inference.judge_client import (
 from clawstream.judging.asking import Ballot, Judging, JudgingState, observe
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.judging.votes import Cast, count, read
+from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 
-READS = (
-    "clawstream.exchanges.v1",
-    "clawstream.turns.v1",
-    "clawstream.votes.v1",
-    "clawstream.verdicts.v1",
-    "clawstream.hints.v1",
-)
+READS = (topics.EXCHANGES, topics.TURNS, topics.VOTES, topics.VERDICTS, topics.HINTS)
 
 
 class Judge(Protocol):

@@ -38,14 +38,13 @@ from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.server_process import HOST, answers, reserved
 from clawstream.local.supervisor import Part, Patience, RestartableServer, Supervisor, keep
 from clawstream.projections import database
+from clawstream.stream import topics
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 
 log = logging.getLogger(__name__)
-
-POLICY_TOPIC = "clawstream.policy.v1"
 
 
 class BaseLog(Protocol):
@@ -81,7 +80,7 @@ async def name_base(policy_log: BaseLog, settings: Settings) -> None:
 async def _of_policy(policy_log: BaseLog, policy_id: str) -> list[PolicyEvent]:
     found = [
         record.event
-        async for records in policy_log.follow([POLICY_TOPIC], "earliest", until_end=True)
+        async for records in policy_log.follow([topics.POLICY], "earliest", until_end=True)
         for record in records
         if isinstance(record, Record)
     ]

@@ -6,27 +6,16 @@ from clawstream.config import TrainingSettings
 from clawstream.monitoring.alarm import BatchRule
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.windows import Believed
+from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
 GROUP = "monitor"
-EXCHANGES_TOPIC = "clawstream.exchanges.v1"
-POLICY_TOPIC = "clawstream.policy.v1"
-SAMPLES_TOPIC = "clawstream.samples.v1"
-VOTES_TOPIC = "clawstream.votes.v1"
 NUM_VOTES = 20  # of each partition; they show how the judge fares
 NUM_EXCHANGES = (
     3  # of each partition; the newest exchange shows the broker's clock, and ends of sessions may come after it
 )
-TOPICS = (
-    EXCHANGES_TOPIC,
-    "clawstream.turns.v1",
-    VOTES_TOPIC,
-    "clawstream.verdicts.v1",
-    "clawstream.answers.v1",
-    SAMPLES_TOPIC,
-    POLICY_TOPIC,
-)
+TOPICS = (topics.EXCHANGES, topics.TURNS, topics.VOTES, topics.VERDICTS, topics.ANSWERS, topics.SAMPLES, topics.POLICY)
 
 
 def due_of(training: TrainingSettings) -> BatchRule | None:
@@ -47,7 +36,7 @@ async def newest_records(kafka_log: KafkaLog, topic: str, most: int) -> list[Rec
 async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:
     """Let `board` learn all that the policy topic holds by now."""
     believed = Believed()
-    async for records in kafka_log.follow([POLICY_TOPIC], "earliest", until_end=True):
+    async for records in kafka_log.follow([topics.POLICY], "earliest", until_end=True):
         for record in records:
             if isinstance(record, Record):
                 board.learn(believed.dated(record, time.time_ns() // 1_000_000))
@@ -55,5 +44,5 @@ async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:
 
 async def waiting_since(kafka_log: KafkaLog, board: PolicyBoard) -> dict[tuple[str, int], int]:
     """Return the first offsets whose samples may be in no plan that `board` knows."""
-    begins = await kafka_log.begin_offsets([SAMPLES_TOPIC])
+    begins = await kafka_log.begin_offsets([topics.SAMPLES])
     return {place: max(begin, board.used_up.get(place, begin)) for place, begin in begins.items()}

@@ -17,24 +17,14 @@ from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
 from clawstream.monitoring.alarm import BatchRule, JudgeReachability, TrainerSign, by_votes
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
-from clawstream.monitoring.reading import (
-    EXCHANGES_TOPIC,
-    GROUP,
-    NUM_EXCHANGES,
-    NUM_VOTES,
-    SAMPLES_TOPIC,
-    VOTES_TOPIC,
-    newest_records,
-    read_policy,
-    waiting_since,
-)
+from clawstream.monitoring.reading import GROUP, NUM_EXCHANGES, NUM_VOTES, newest_records, read_policy, waiting_since
 from clawstream.monitoring.windows import Believed, BrokerClock
 from clawstream.monitoring.windows import alarm as clock_alarm
+from clawstream.stream import topics
 from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
-VERDICTS_TOPIC = "clawstream.verdicts.v1"
 STAGES = (
     "turns",
     "judging",
@@ -142,7 +132,7 @@ async def read_log(
     """Return what the log says by now; `board` knows nothing yet."""
     await read_policy(kafka_log, board)
     starts, believed = await waiting_since(kafka_log, board), Believed()
-    async for records in kafka_log.follow([SAMPLES_TOPIC], starts, until_end=True):
+    async for records in kafka_log.follow([topics.SAMPLES], starts, until_end=True):
         for record in records:
             if isinstance(record, Record):
                 board.learn(believed.dated(record, _now_ms()))
@@ -158,7 +148,7 @@ async def read_log(
         last_verdicts=await _last_verdicts(kafka_log),
         learned_from=board.learned_from,
         trainer=board.trainer,
-        judge=None if judge is None else by_votes(await newest_records(kafka_log, VOTES_TOPIC, NUM_VOTES), judge),
+        judge=None if judge is None else by_votes(await newest_records(kafka_log, topics.VOTES, NUM_VOTES), judge),
         clock_alarm=await _clock_alarm(kafka_log),
     )
 
@@ -172,7 +162,7 @@ async def _last_verdicts(kafka_log: KafkaLog) -> tuple[RecentVerdict, ...]:
             status=record.event.status.value,
             score=record.event.score,
         )
-        for record in await newest_records(kafka_log, VERDICTS_TOPIC, NUM_VERDICTS)
+        for record in await newest_records(kafka_log, topics.VERDICTS, NUM_VERDICTS)
         if isinstance(record.event, VerdictReached)
     ]
     return tuple(sorted(found, key=lambda verdict: verdict.at_ms, reverse=True)[:NUM_VERDICTS])
@@ -180,7 +170,7 @@ async def _last_verdicts(kafka_log: KafkaLog) -> tuple[RecentVerdict, ...]:
 
 async def _clock_alarm(kafka_log: KafkaLog) -> str | None:
     clock = BrokerClock()
-    for record in await newest_records(kafka_log, EXCHANGES_TOPIC, NUM_EXCHANGES):
+    for record in await newest_records(kafka_log, topics.EXCHANGES, NUM_EXCHANGES):
         clock.learn(record)
     return clock_alarm(clock.off_ms(_now_ms()))
 

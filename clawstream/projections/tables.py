@@ -77,6 +77,7 @@ from clawstream.events import (
     VoteCast,
 )
 from clawstream.resources import folder
+from clawstream.stream.topics import topic_of
 
 _RELATION = re.compile(r"^### `(\w+)`\n\nA row is (.+)\.$", re.MULTILINE)
 _COLUMN = re.compile(r"^\| `(\w+)` \| .+? \| (.+) \|$", re.MULTILINE)
@@ -143,18 +144,6 @@ def _type(hint: Any) -> TypeEngine[Any]:
     return Text() if issubclass(hint, Enum) else _PLAIN[hint]()
 
 
-EXCHANGES = "clawstream.exchanges.v1"
-TURNS = "clawstream.turns.v1"
-VOTES = "clawstream.votes.v1"
-VERDICTS = "clawstream.verdicts.v1"
-HINTS = "clawstream.hints.v1"
-FEEDBACK = "clawstream.feedback.v1"
-SAMPLES = "clawstream.samples.v1"
-ANSWERS = "clawstream.answers.v1"
-GROUPS = "clawstream.groups.v1"
-POLICY = "clawstream.policy.v1"
-CONTROL = "clawstream.control.v1"
-
 metadata = MetaData()
 
 _SAMPLE_ID = Column("sample_id", Text, Computed("event_id::text", persisted=True), nullable=False)
@@ -170,14 +159,8 @@ def _may(name: str, kind: object) -> Column[object]:
     return Column(name, kind)  # type: ignore[arg-type]
 
 
-def _facts(
-    name: str,
-    topic: str,
-    events: Mapping[type[Event], str | None],
-    *more: Column[Any],
-    **indexes: Sequence[str],
-) -> Table:
-    """A table of these events of `topic`; where there are several, a row's `kind` says which event it is."""
+def _facts(name: str, events: Mapping[type[Event], str | None], *more: Column[Any], **indexes: Sequence[str]) -> Table:
+    """A table of these events of one topic; where there are several, a row's `kind` says which event it is."""
     return Table(
         name,
         metadata,
@@ -190,21 +173,18 @@ def _facts(
         *columns_of(events),
         *more,
         *(Index(f"{name}_{suffix}", *columns) for suffix, columns in indexes.items()),
-        info={"topic": topic, "events": events},
+        info={"topic": topic_of(next(iter(events))), "events": events},
     )
 
 
 exchanges = _facts(
     "exchanges",
-    EXCHANGES,
     {ExchangeCompleted: "completed", ExchangeFailed: "failed"},
     in_session_order=_IN_SESSION,
     by_exchange_id=["exchange_id", "kind"],
     in_log_order=["source_partition", "source_offset"],
 )
-session_ends = _facts(
-    "session_ends", EXCHANGES, {SessionDone: "done", SessionIdle: "idle"}, in_session_order=_IN_SESSION
-)
+session_ends = _facts("session_ends", {SessionDone: "done", SessionIdle: "idle"}, in_session_order=_IN_SESSION)
 
 sessions = Table(
     "sessions",
@@ -225,52 +205,46 @@ sessions = Table(
 )
 
 turns = _facts(
-    "turns", TURNS, {TurnPaired: "paired", TurnOrphaned: "orphaned"}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
+    "turns", {TurnPaired: "paired", TurnOrphaned: "orphaned"}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
 )
-settlements = _facts("settlements", TURNS, {TurnsSettled: None}, in_session_order=_IN_SESSION)
-votes = _facts("votes", VOTES, {VoteCast: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
-verdicts = _facts("verdicts", VERDICTS, {VerdictReached: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
-hints = _facts(
-    "hints", HINTS, {HintFound: "found", HintAbsent: "absent"}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
-)
-teacher_scores = _facts(
-    "teacher_scores", HINTS, {TeacherScored: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
-)
-feedback = _facts("feedback", FEEDBACK, {FeedbackGiven: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+settlements = _facts("settlements", {TurnsSettled: None}, in_session_order=_IN_SESSION)
+votes = _facts("votes", {VoteCast: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+verdicts = _facts("verdicts", {VerdictReached: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+hints = _facts("hints", {HintFound: "found", HintAbsent: "absent"}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+teacher_scores = _facts("teacher_scores", {TeacherScored: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+feedback = _facts("feedback", {FeedbackGiven: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
 samples = _facts(
     "samples",
-    SAMPLES,
     {SampleAssembled: None},
     _SAMPLE_ID,
     in_session_order=_IN_SESSION,
     by_turn=["turn_id"],
     by_sample_id=["sample_id"],
 )
-refresh_asks = _facts("refresh_asks", ANSWERS, {RefreshAsked: None}, in_session_order=_IN_SESSION)
+refresh_asks = _facts("refresh_asks", {RefreshAsked: None}, in_session_order=_IN_SESSION)
 refreshed_answers = _facts(
-    "refreshed_answers", ANSWERS, {AnswerRefreshed: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
+    "refreshed_answers", {AnswerRefreshed: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
 )
-refusals = _facts("refusals", SAMPLES, {SampleRefused: None}, in_session_order=_IN_SESSION)
+refusals = _facts("refusals", {SampleRefused: None}, in_session_order=_IN_SESSION)
 ended_trajectories = _facts(
-    "ended_trajectories", GROUPS, {TrajectoryEnded: None}, in_session_order=_IN_SESSION, by_group=["group_id"]
+    "ended_trajectories", {TrajectoryEnded: None}, in_session_order=_IN_SESSION, by_group=["group_id"]
 )
 groups = _facts(
     "groups",
-    GROUPS,
     {GroupWaited: "waited", GroupSettled: "settled", TrajectoryLate: "late"},
     by_group=["group_id", "source_offset"],
 )
-batches = _facts("batches", POLICY, {BatchPlanned: None}, by_version=_VERSION)
-steps = _facts("steps", POLICY, {StepTaken: None}, by_version=_VERSION)
-bases = _facts("bases", POLICY, {BaseNamed: None})
-policies = _facts("policies", POLICY, {PolicyPublished: None}, by_version=_VERSION)
-activations = _facts("activations", POLICY, {PolicyActivated: None}, by_version=_VERSION)
-rejections = _facts("rejections", POLICY, {PolicyRejected: "engine", StepRejected: "step"}, by_version=_VERSION)
-replays = _facts("replays", CONTROL, {ReplayStarted: None})
-replay_ends = _facts("replay_ends", CONTROL, {ReplayEnded: None})
-promotions = _facts("promotions", CONTROL, {SamplesPromoted: None})
-rollbacks = _facts("rollbacks", CONTROL, {RollbackAsked: None})
-pins = _facts("pins", CONTROL, {VersionPinned: None})
+batches = _facts("batches", {BatchPlanned: None}, by_version=_VERSION)
+steps = _facts("steps", {StepTaken: None}, by_version=_VERSION)
+bases = _facts("bases", {BaseNamed: None})
+policies = _facts("policies", {PolicyPublished: None}, by_version=_VERSION)
+activations = _facts("activations", {PolicyActivated: None}, by_version=_VERSION)
+rejections = _facts("rejections", {PolicyRejected: "engine", StepRejected: "step"}, by_version=_VERSION)
+replays = _facts("replays", {ReplayStarted: None})
+replay_ends = _facts("replay_ends", {ReplayEnded: None})
+promotions = _facts("promotions", {SamplesPromoted: None})
+rollbacks = _facts("rollbacks", {RollbackAsked: None})
+pins = _facts("pins", {VersionPinned: None})
 
 offsets = Table(
     "offsets",

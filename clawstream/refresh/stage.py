@@ -11,9 +11,10 @@ from typing import Protocol
 from clawstream.errors import TooLate
 from clawstream.events import Event
 from clawstream.refresh.asking import NOTHING, Known, RefreshRequest, observe
+from clawstream.stream import topics
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
-READS = ("clawstream.samples.v1", "clawstream.answers.v1")
+READS = (topics.SAMPLES, topics.ANSWERS)
 ASKED_AT_ONCE = 8  # most of an engine's room is for people
 ANSWERED_WITHIN_S = 600.0
 GIVEN_UP_AFTER_S = 3600.0

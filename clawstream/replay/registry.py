@@ -11,14 +11,9 @@ from clawstream.errors import ConfigError
 from clawstream.events import Event, OffsetRange, ReplayEnded, ReplayStarted, SamplesPromoted, VotesFrom
 from clawstream.events.control import promotions
 from clawstream.projections.look.tail import start_ms
+from clawstream.stream import topics
 from clawstream.stream.log import Arrived, PartitionId, Start
 from clawstream.stream.stage import Record
-
-EXCHANGES = "clawstream.exchanges.v1"
-VOTES = "clawstream.votes.v1"
-FEEDBACK = "clawstream.feedback.v1"
-HINTS = "clawstream.hints.v1"
-ANSWERS = "clawstream.answers.v1"
 
 
 class OffsetLog(Protocol):
@@ -38,8 +33,8 @@ async def frozen(
     is an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: no limit. Raises OperatorError
     for text that is neither, ConfigError for a range without a record.
     """
-    ends = await log.end_offsets([EXCHANGES])
-    first = await _at(log, since, now_ms, dict(await log.begin_offsets([EXCHANGES])))
+    ends = await log.end_offsets([topics.EXCHANGES])
+    first = await _at(log, since, now_ms, dict(await log.begin_offsets([topics.EXCHANGES])))
     end = await _at(log, until, now_ms, dict(ends))
     ranges = [_range(place, first[place], min(end[place], ends[place])) for place in sorted(ends)]
     if all(part.first_offset >= part.end_offset for part in ranges):
@@ -47,8 +42,8 @@ async def frozen(
             f"no exchange stands on the log from {since or 'its beginning'} to {until or 'its end'}: nothing was "
             "begun. Name another range with --from and --to"
         )
-    votes = (VOTES,) if votes_from is VotesFrom.LOG else ()
-    for topic in (*votes, FEEDBACK, ANSWERS, *((HINTS,) if scored else ())):
+    votes = (topics.VOTES,) if votes_from is VotesFrom.LOG else ()
+    for topic in (*votes, topics.FEEDBACK, topics.ANSWERS, *((topics.HINTS,) if scored else ())):
         begins, ends = dict(await log.begin_offsets([topic])), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
             # No such record is older than the exchange it is about.
@@ -75,16 +70,13 @@ async def _at(log: OffsetLog, said: str | None, now_ms: int, unsaid: dict[Partit
     if said is None:
         return unsaid
     if said.isdecimal():
-        begins = await log.begin_offsets([EXCHANGES])
+        begins = await log.begin_offsets([topics.EXCHANGES])
         return {place: max(int(said), begins[place]) for place in unsaid}
-    return dict(await log.offsets_at([EXCHANGES], start_ms(said, now_ms)))
+    return dict(await log.offsets_at([topics.EXCHANGES], start_ms(said, now_ms)))
 
 
 def _range(place: PartitionId, first: int, end: int) -> OffsetRange:
     return OffsetRange(topic=place.topic, partition=place.partition, first_offset=first, end_offset=max(first, end))
-
-
-CONTROL = "clawstream.control.v1"
 
 
 class ControlLog(Protocol):
@@ -108,7 +100,7 @@ class Registry:
     async def read(cls, log: ControlLog) -> "Registry":
         """Read the topic up to its present end."""
         found = cls()
-        async for records in log.follow([CONTROL], until_end=True):
+        async for records in log.follow([topics.CONTROL], until_end=True):
             for event in (record.event for record in records if isinstance(record, Record)):
                 match event:
                     case ReplayStarted():

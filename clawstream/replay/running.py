@@ -26,9 +26,10 @@ from clawstream.events import (
 )
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.comparing import SCORES, ComparedTurn, Comparison, compare
-from clawstream.replay.registry import EXCHANGES, VOTES, ControlLog, OffsetLog, Registry, frozen
+from clawstream.replay.registry import ControlLog, OffsetLog, Registry, frozen
 from clawstream.replay.stages import merged, samples_sha256
 from clawstream.replay.work import WorkerResult
+from clawstream.stream import topics
 from clawstream.stream.log import Arrived, PartitionId, Start
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic
@@ -159,9 +160,6 @@ def _refuse_another(started: ReplayStarted, wanted: ReplayRequest) -> None:
             )
 
 
-VERDICTS = "clawstream.verdicts.v1"
-
-
 class ReadLog(Protocol):
     """The part of a log that is needed."""
 
@@ -176,7 +174,7 @@ async def compared(log: ReadLog, started: ReplayStarted) -> Comparison:
     ranges = {
         PartitionId(part.topic, part.partition): (part.first_offset, part.end_offset)
         for part in started.ranges
-        if part.topic == EXCHANGES and part.first_offset < part.end_offset
+        if part.topic == topics.EXCHANGES and part.first_offset < part.end_offset
     }
     turn_ids: set[str] = set()
     async for records in log.replay(ranges):
@@ -187,8 +185,8 @@ async def compared(log: ReadLog, started: ReplayStarted) -> Comparison:
             and isinstance(record.event, ExchangeCompleted)
             and started.session_id in (None, record.key)
         }
-    live = await _read(log, [VERDICTS, VOTES])
-    again = await _read(log, [replay_topic(topic, started.replay) for topic in (VERDICTS, VOTES)])
+    live = await _read(log, [topics.VERDICTS, topics.VOTES])
+    again = await _read(log, [replay_topic(topic, started.replay) for topic in (topics.VERDICTS, topics.VOTES)])
     return compare(live, again, turn_ids=frozenset(turn_ids))
 
 

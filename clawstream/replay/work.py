@@ -26,8 +26,9 @@ from clawstream.events import (
     TeacherScored,
     VoteCast,
 )
-from clawstream.replay.registry import ANSWERS, FEEDBACK, HINTS, VOTES, by_partition
+from clawstream.replay.registry import by_partition
 from clawstream.replay.stages import Host, Output, Said, following
+from clawstream.stream import topics
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Undecodable
 from clawstream.stream.runner.calling import StageCaller, wait_before
 from clawstream.stream.runner.fold import in_clock_order
@@ -42,7 +43,7 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; fetching goes on meanwhile
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_BESIDE = (FEEDBACK, ANSWERS, HINTS)  # of the latter, only those of the replay's teacher
+_BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the latter, only those of the replay's teacher
 Beside = dict[
     tuple[str, str], "list[tuple[str, FeedbackGiven | AnswerRefreshed | _Packed]]"
 ]  # by session and turn, with their topics
@@ -156,7 +157,7 @@ class ReplayWorker:
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
         """Return the judge's replies to an earlier run of this replay, the first one to each ballot."""
-        place = PartitionId(replay_topic(VOTES, self.started.replay), number)
+        place = PartitionId(replay_topic(topics.VOTES, self.started.replay), number)
         end = (await self.log.end_offsets([place.topic]))[place]
         known: dict[tuple[object, ...], VoteCast] = {}
         if end:
@@ -340,7 +341,7 @@ class _Partition:
             await worker.put([self._record(cause, vote) for vote in votes])
         worker.progress.num_votes_cast += len(votes)
         for vote in votes:
-            record = following(cause, VOTES, vote)
+            record = following(cause, topics.VOTES, vote)
             self._follow_up(record, self._feed(record))
         if self._is_full():
             await self._flush()

@@ -16,16 +16,10 @@ from clawstream.inference.teacher import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE
 from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState
+from clawstream.stream import topics
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 
-READS = (
-    "clawstream.exchanges.v1",
-    "clawstream.turns.v1",
-    "clawstream.verdicts.v1",
-    "clawstream.hints.v1",
-    "clawstream.feedback.v1",
-    "clawstream.answers.v1",
-)
+READS = (topics.EXCHANGES, topics.TURNS, topics.VERDICTS, topics.HINTS, topics.FEEDBACK, topics.ANSWERS)
 
 
 class ScoringTeacher(Protocol):

@@ -18,7 +18,18 @@ from clawstream import resources
 from clawstream.events import EVENTS, Event
 
 DLQ_SUFFIX = ".dlq"
-SCHEMAS_TOPIC = "clawstream.schemas.v1"
+EXCHANGES = "clawstream.exchanges.v1"
+TURNS = "clawstream.turns.v1"
+VOTES = "clawstream.votes.v1"
+VERDICTS = "clawstream.verdicts.v1"
+HINTS = "clawstream.hints.v1"
+FEEDBACK = "clawstream.feedback.v1"
+SAMPLES = "clawstream.samples.v1"
+ANSWERS = "clawstream.answers.v1"
+GROUPS = "clawstream.groups.v1"
+POLICY = "clawstream.policy.v1"
+CONTROL = "clawstream.control.v1"
+SCHEMAS = "clawstream.schemas.v1"
 FOR_EVER_MS = -1
 REPLAYED = ("turns", "votes", "verdicts", "hints", "feedback", "samples")  # a replay has its own topics for these
 

@@ -19,7 +19,7 @@ from clawstream.config import Settings
 from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.events.control import pinned
-from clawstream.training.batches.bookmark import POLICY_TOPIC
+from clawstream.stream import topics
 from clawstream.training.batches.following import Following, Retraining, TrainingLog, first_publication
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, of_policy, rejection
@@ -90,7 +90,7 @@ class _Loop:
 
     async def open(self) -> None:
         """Read the log so far, and write to it the outcomes that a killed process left out."""
-        async for records in self._log.follow([POLICY_TOPIC], "earliest", until_end=True):
+        async for records in self._log.follow([topics.POLICY], "earliest", until_end=True):
             for event in of_policy(records, self._settings.policy.id):
                 self._progress.learn(event)
         await self.samples.read_promotions(until_end=True)
@@ -116,7 +116,7 @@ class _Loop:
 
     async def read_policy(self) -> None:
         """Follow which version engines serve, so that its checkpoint is never removed."""
-        async for records in self._log.follow([POLICY_TOPIC], "latest"):
+        async for records in self._log.follow([topics.POLICY], "latest"):
             for event in of_policy(records, self._settings.policy.id):
                 if isinstance(event, PolicyActivated):
                     self._progress.learn(event)

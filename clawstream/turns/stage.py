@@ -11,10 +11,10 @@ from clawstream.events import (
     SessionIdle,
     TurnsSettled,
 )
+from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 from clawstream.turns.pairing import PairingState, observe
 
-EXCHANGES_TOPIC = "clawstream.exchanges.v1"
 SESSION_IDLE_S = 1800  # people come back from a meal or a meeting; by the log's clock, so a replay finds the same
 
 
@@ -22,7 +22,7 @@ def turns_stage() -> Stage[PairingState, None]:
     """Return the stage that pairs answers with what happened next."""
     return Stage(
         name="turns",
-        reads=(EXCHANGES_TOPIC,),
+        reads=(topics.EXCHANGES,),
         step=step,
         ordered=True,
         tick=lambda session, now_ms: tick(session, now_ms, SESSION_IDLE_S),

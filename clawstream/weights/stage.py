@@ -21,6 +21,7 @@ from typing import Protocol
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyPublished
 from clawstream.inference.engines.engine import EngineRefused
+from clawstream.stream import topics
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 from clawstream.weights.fetching import Fetcher
@@ -29,7 +30,6 @@ from clawstream.weights.taking import SwappingEngine, forget, serving, take_over
 
 log = logging.getLogger(__name__)
 
-POLICY_TOPIC = "clawstream.policy.v1"
 ASK_EVERY_S = 2.0  # how soon an engine that came back with old weights is noticed
 TURN_S = 60.0  # of silence, after which an engine in a takeover no longer holds the next one up
 DRAIN_S = 60.0  # in which requests may still begin under an adapter that a newer one has replaced
@@ -93,7 +93,7 @@ class _Board:
     async def read(self, policy_log: RolloutLog, *, until_end: bool = False) -> None:
         """Go on where the last reading ended."""
         starts = dict(self._next_offsets)
-        async for records in policy_log.follow([POLICY_TOPIC], starts, until_end=until_end):
+        async for records in policy_log.follow([topics.POLICY], starts, until_end=until_end):
             async with self._changed:
                 for record in records:
                     self._next_offsets[record.topic, record.partition] = record.offset + 1

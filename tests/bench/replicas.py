@@ -33,8 +33,9 @@ from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublishe
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.server_process import die_with_parent, reserved
+from clawstream.stream import topics
 from clawstream.stream.stage import Record
-from clawstream.weights.stage import POLICY_TOPIC, keep_current
+from clawstream.weights.stage import keep_current
 from tests.bench.report import report
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.engine.tiny_model import make_model
@@ -179,7 +180,7 @@ async def check_labels(log: MemoryLog, models: Sequence[Path]) -> dict[str, Any]
     loaded = [AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval() for model in models]
     events = [
         record.event
-        async for records in log.follow(("clawstream.exchanges.v1", POLICY_TOPIC), until_end=True)
+        async for records in log.follow(("clawstream.exchanges.v1", topics.POLICY), until_end=True)
         for record in records
         if isinstance(record, Record)
     ]

@@ -17,6 +17,7 @@ from clawstream.projections import database, tables
 from clawstream.projections.rebuild.filling import copy, keep_the_first
 from clawstream.projections.write.rows import TableLines
 from clawstream.projections.write.writer import count_sessions
+from clawstream.stream import topics
 from clawstream.stream.log import PartitionId
 
 COMPARED = (*tables.FACTS, tables.sessions)
@@ -105,7 +106,7 @@ class Scratch:
             "made": sql.SQL("pg_temp.{}").format(sql.Identifier(table.name)),
             "wanted": sql.SQL("true") if only is None else sql.SQL("{} = ANY(%(only)s)").format(_record_key(table)),
             "offset": sql.Identifier("first_offset" if table is tables.sessions else "source_offset"),
-            "topic": sql.Literal(tables.EXCHANGES if table is tables.sessions else table.info["topic"]),
+            "topic": sql.Literal(topics.EXCHANGES if table is tables.sessions else table.info["topic"]),
             "columns": sql.SQL(", ").join(_told(column.name) for column in table.columns),
         }
         arguments = {"only": None if only is None else list(only), "shown": _SHOWN}

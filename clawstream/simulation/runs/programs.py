@@ -15,10 +15,10 @@ from clawstream.local.servers.server_process import die_with_parent
 from clawstream.simulation.chains import MAX_STEPS
 from clawstream.simulation.runs.figures import Chat, VersionScore
 from clawstream.simulation.runs.scenarios import STEPS_A_ROUND, ScenarioPrograms
+from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
-POLICY_TOPIC = "clawstream.policy.v1"
 UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
 
 
@@ -40,7 +40,7 @@ class Watch:
 
     async def read(self, log: KafkaLog) -> None:
         """Follow the topic until cancelled."""
-        async for records in log.follow([POLICY_TOPIC], "earliest"):
+        async for records in log.follow([topics.POLICY], "earliest"):
             async with self._changed:
                 for record in records:
                     if isinstance(record, Record):
@@ -266,7 +266,6 @@ SESSIONS_A_SAMPLE = 250  # of a batch; where as many make none the run ends
 AT_A_TIME = 4  # batches' worth of sessions
 PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
 _GROUPED = ("trajectories", "groups")
-_GROUPS_TOPIC = "clawstream.groups.v1"
 
 
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
@@ -346,7 +345,7 @@ async def _trained(cast: ScenarioPrograms, watch: Watch, log: KafkaLog) -> None:
 async def _left_over(log: KafkaLog) -> tuple[int, int]:
     """Return how many batches the log plans, and how many samples of settled groups are in none of them."""
     num_planned, settled, planned = 0, set[str](), set[str]()
-    async for records in log.follow([_GROUPS_TOPIC, POLICY_TOPIC], until_end=True):
+    async for records in log.follow([topics.GROUPS, topics.POLICY], until_end=True):
         for record in records:
             match record.event if isinstance(record, Record) else None:
                 case GroupSettled(advantages=advantages):

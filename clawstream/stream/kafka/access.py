@@ -18,7 +18,7 @@ from aiokafka.protocol.admin import CreateAclsRequest_v1, DeleteAclsRequest_v1, 
 
 from clawstream.errors import ConfigError, TryLater
 from clawstream.stream.kafka.client import Broker, KafkaSecurity, kafka_errors
-from clawstream.stream.topics import SCHEMAS_TOPIC, Topic, all_topics, dead_letter_topic
+from clawstream.stream.topics import SCHEMAS, Topic, all_topics, dead_letter_topic
 
 Kind = Literal["topic", "group"]
 Pattern = Literal["literal", "prefix"]
@@ -84,7 +84,7 @@ def _rights(user: User) -> Iterator[_Right]:
     # At its start each stage compares the broker's topics with their files, and writes its events' schemas.
     yield "topic", OURS, "prefix", "Describe"
     yield "topic", OURS, "prefix", "DescribeConfigs"
-    yield "topic", SCHEMAS_TOPIC, "literal", "Write"
+    yield "topic", SCHEMAS, "literal", "Write"
     for topic in all_topics():
         if topic.events:
             yield from _rights_to(user, topic)

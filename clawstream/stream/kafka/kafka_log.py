@@ -51,7 +51,7 @@ from clawstream.stream.log import (
     subscription,
 )
 from clawstream.stream.schemas import all_schemas
-from clawstream.stream.topics import SCHEMAS_TOPIC
+from clawstream.stream.topics import SCHEMAS
 
 _POLL_MS = 500
 _POLL_RECORDS = 500
@@ -168,7 +168,7 @@ class KafkaLog:
         await self._appender.append(
             [
                 EncodedRecord(
-                    topic=self._prefix + SCHEMAS_TOPIC,
+                    topic=self._prefix + SCHEMAS,
                     key=schema.fingerprint.hex().encode(),
                     value=schema.text.encode(),
                     headers=[("content-type", b"application/json")],

@@ -13,14 +13,13 @@ from typing import Protocol
 
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import BatchPlanned, PolicyEvent
+from clawstream.stream import topics
 from clawstream.stream.kafka.access import BOOKMARKS
 from clawstream.stream.log import Commit, Contradiction, Log, PartitionId, digest_in, refuse
 from clawstream.stream.runner.fold import Note
 from clawstream.stream.runner.offset_reset import TRUST_LOG, ResettableLog, contradicted, last_records, put_back
 from clawstream.stream.stage import Record
 from clawstream.training.batches.planning import first_plans, resume_offsets
-
-POLICY_TOPIC = "clawstream.policy.v1"
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +61,7 @@ class Bookmark:
 async def put_trainers_back(of: ResettableLog) -> dict[str, list[Contradiction]]:
     """Let each policy's trainer go on from where the log was cut; return the partitions put back, by group."""
     policies: set[str] = set()
-    ends = await of.end_offsets([POLICY_TOPIC])
+    ends = await of.end_offsets([topics.POLICY])
     async for records in of.replay({place: (0, end) for place, end in ends.items() if end}, digest=False):
         events = [record.event for record in records if isinstance(record, Record)]
         policies |= {event.policy_id for event in events if isinstance(event, PolicyEvent)}

@@ -30,6 +30,7 @@ from clawstream.events import (
 )
 from clawstream.events.control import promotions
 from clawstream.inference.bases import version_name
+from clawstream.stream import topics
 from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
 from clawstream.stream.runner.offset_reset import ResettableLog
 from clawstream.stream.stage import HEARD_MS
@@ -106,10 +107,6 @@ def grown(dropped: Mapping[DropReason, int], said: Counter[DropReason]) -> dict[
 
 log = logging.getLogger(__name__)
 
-SAMPLES_TOPIC = "clawstream.samples.v1"
-GROUPS_TOPIC = "clawstream.groups.v1"
-CONTROL_TOPIC = "clawstream.control.v1"
-
 
 class TrainingLog(ResettableLog, Protocol):
     """The part of a log that training needs."""
@@ -148,7 +145,7 @@ class Following:
         self._told: Counter[DropReason] = Counter()  # how many dropped samples were logged
         self.reading: list[asyncio.Task[None]] = []
         self.keeping: list[asyncio.Task[None]] = []  # writes the newest plan's note, while the next step is taken
-        self.quarantine = TrainingQuarantine(SAMPLES_TOPIC, training_log, on_change=self.arrived.set)
+        self.quarantine = TrainingQuarantine(topics.SAMPLES, training_log, on_change=self.arrived.set)
         self._positions: dict[
             tuple[str, int], int
         ] = {}  # the next offset to read of each partition; empty: not known yet
@@ -165,7 +162,7 @@ class Following:
 
     async def read_promotions(self, *, until_end: bool) -> None:
         """Read which samples are promoted, which rollbacks are asked for, and which versions are pinned."""
-        async for records in self._log.follow([CONTROL_TOPIC], "earliest", until_end=until_end):
+        async for records in self._log.follow([topics.CONTROL], "earliest", until_end=until_end):
             events = of_policy(records, self._settings.policy.id)
             self._promoted += [event for event in events if isinstance(event, SamplesPromoted)]
             self.rollbacks += [event for event in events if isinstance(event, RollbackAsked)]
@@ -237,11 +234,11 @@ class Following:
 
     @property
     def _topic(self) -> str:
-        return SAMPLES_TOPIC if self.replay is None else replay_topic(SAMPLES_TOPIC, self.replay)
+        return topics.SAMPLES if self.replay is None else replay_topic(topics.SAMPLES, self.replay)
 
     @property
     def _topics(self) -> list[str]:
-        return [self._topic, GROUPS_TOPIC] if self._is_grouped else [self._topic]
+        return [self._topic, topics.GROUPS] if self._is_grouped else [self._topic]
 
     async def _read(self, topics: Sequence[str], batcher: Batcher, executed_version: int) -> None:
         await self.quarantine.current.wait()

@@ -13,7 +13,7 @@ import pytest
 
 from clawstream.events import Event, SampleAssembled, SampleRefused, TurnOrphaned, VoteCast
 from clawstream.projections import database
-from clawstream.projections.tables import SAMPLES, VOTES
+from clawstream.stream import topics
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId
@@ -53,7 +53,7 @@ async def config(tmp_path: Path, kafka_bootstrap: str, topic_prefix: str, fresh_
     database.upgrade(fresh_database_url)
     engine = database.connect(fresh_database_url)
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, projecting(fresh_database_url, log):
-        await append_bytes(log, VOTES, b"s1", b"nonsense", [])
+        await append_bytes(log, topics.VOTES, b"s1", b"nonsense", [])
         await log.append([*one_session.ONE_SESSION, *PIPELINE])
         await caught_up(engine, log)
     engine.dispose()
@@ -129,7 +129,7 @@ async def test_a_chain_that_was_edited_by_hand_is_made_anew_on_a_persons_word_an
 ) -> None:
     edit = "UPDATE offsets SET chain = %s WHERE topic = %s AND next_offset > 0 RETURNING partition, next_offset"
     with psycopg.connect(fresh_database_url.replace("+psycopg", "")) as connection:
-        edited = connection.execute(edit, (b"\0" * 32, VOTES)).fetchall()
+        edited = connection.execute(edit, (b"\0" * 32, topics.VOTES)).fetchall()
     engine = database.connect(fresh_database_url)
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log, projecting(fresh_database_url, log):
         await caught_up(engine, log)
@@ -138,7 +138,7 @@ async def test_a_chain_that_was_edited_by_hand_is_made_anew_on_a_persons_word_an
         await caught_up(engine, log)
     engine.dispose()
     assert [(one["place"], one["next_offset"], one["made_next_offset"]) for one in told["overruled"]] == [
-        (f"{VOTES}-{partition}", next_offset, next_offset) for partition, next_offset in sorted(edited)
+        (f"{topics.VOTES}-{partition}", next_offset, next_offset) for partition, next_offset in sorted(edited)
     ]
     assert all(one["chain_differed"] for one in told["overruled"])
     later = run(config, "audit", "verify", "--json")
@@ -158,7 +158,7 @@ async def test_tables_that_have_read_past_the_end_of_the_log_are_made_of_the_log
     engine = database.connect(fresh_database_url)
     async with KafkaLog.connect(kafka_bootstrap, prefix=shorter) as log:
         await log.append(one_session.ONE_SESSION)
-        trained = PartitionId(SAMPLES, 0)
+        trained = PartitionId(topics.SAMPLES, 0)
         await log.put_back("train-policy", {trained: Commit(1000)})
         told = await asyncio.to_thread(trusted, config, fresh_database_url)
         assert (await log.committed("train-policy"))[trained].offset < 1000

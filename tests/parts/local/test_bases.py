@@ -27,9 +27,10 @@ from clawstream.config import (
 from clawstream.errors import OtherBase
 from clawstream.events import BaseNamed, Event
 from clawstream.inference.bases import base_in, fingerprint
-from clawstream.local.installation import POLICY_TOPIC, installation, name_base
+from clawstream.local.installation import installation, name_base
 from clawstream.local.running import policy_of, read_parts, settings_file
 from clawstream.simulation.policy.recipe import LEARNING_RATE
+from clawstream.stream import topics
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
@@ -57,7 +58,7 @@ def settings(data: Path, base: Path) -> Settings:
 async def said(log: MemoryLog | KafkaLog) -> list[Event]:
     return [
         record.event
-        async for records in log.follow([POLICY_TOPIC], "earliest", until_end=True)
+        async for records in log.follow([topics.POLICY], "earliest", until_end=True)
         for record in records
         if isinstance(record, Record)
     ]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from clawstream.events import ExchangeCompleted
-from clawstream.projections.tables import EXCHANGES
 from clawstream.projections.write import sorting, stage
 from clawstream.projections.write.rows import TableRow, row
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.stage import project
+from clawstream.stream import topics
 from clawstream.stream.dead_letters.records import DeadLetterMark, Fate, Reason
 from clawstream.stream.log import PartitionId
 from clawstream.stream.stage import Record
@@ -54,7 +54,7 @@ def breaking_on(bad: set[Told]) -> Iterator[None]:
 async def tell(log: MemoryLog, told: Sequence[Told]) -> None:
     for session, number in told:
         if number == NONSENSE:
-            await append_bytes(log, EXCHANGES, session.encode(), b"nonsense", [])
+            await append_bytes(log, topics.EXCHANGES, session.encode(), b"nonsense", [])
         else:
             await log.append([exchange(session, number)])
 
@@ -145,7 +145,7 @@ def expected(
 
 def broker_place(broker: MemoryBroker, session: str) -> int:
     [partition] = [
-        place.partition for place in broker.places([EXCHANGES]) if any(
+        place.partition for place in broker.places([topics.EXCHANGES]) if any(
             raw.key == session.encode() for raw in broker.records(place)
         )
     ]  # fmt: skip
@@ -166,4 +166,4 @@ def exchanges(engine: Engine) -> list[str]:
         return list(connection.execute(text("SELECT exchange_id FROM exchanges ORDER BY 1")).scalars())
 
 
-PLACE = PartitionId(EXCHANGES, 0)
+PLACE = PartitionId(topics.EXCHANGES, 0)

@@ -15,9 +15,10 @@ from clawstream.events import (
 )
 from clawstream.projections.audit.comparing import Difference, scratch
 from clawstream.projections.audit.verifying import Audit, Sample, verify
-from clawstream.projections.tables import TOPICS, VOTES, metadata
+from clawstream.projections.tables import TOPICS, metadata
 from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.writer import TableWriter
+from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, Raw
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
@@ -141,7 +142,7 @@ def tampered(log: MemoryLog, topic: str, offset: int) -> tuple[MemoryLog, Partit
 async def test_a_record_of_which_one_byte_was_changed_is_named_and_no_other_is(
     told: MemoryLog, migrated_url: str, offset: int
 ) -> None:
-    changed, place = tampered(told, VOTES, offset)
+    changed, place = tampered(told, topics.VOTES, offset)
     found = await audited(migrated_url, changed)
     assert not found.chain_ok
     assert [(one.place, one.first_offset, one.end_offset) for one in found.breaks] == [(place, offset, offset + 1)]
@@ -168,7 +169,7 @@ async def test_records_that_stand_in_no_chain_are_no_records_that_were_compared(
 
 
 async def test_one_partition_without_a_chain_is_named(told: MemoryLog, migrated_url: str, emptied: Engine) -> None:
-    place = max(told.broker.places([VOTES]), key=lambda place: len(told.broker.records(place)))
+    place = max(told.broker.places([topics.VOTES]), key=lambda place: len(told.broker.records(place)))
     at = {"topic": place.topic, "partition": place.partition}
     _edit(
         emptied,

@@ -20,9 +20,10 @@ from clawstream.projections.rebuild import rebuilding as rebuilding
 from clawstream.projections.rebuild import replaying, schemas
 from clawstream.projections.rebuild.rebuilding import Rebuilt, rebuild
 from clawstream.projections.rebuild.schemas import BUILDING
-from clawstream.projections.tables import TOPICS, VOTES
+from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.writer import TableWriter
+from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
 from tests.fakes.memory_log import MemoryLog
@@ -240,7 +241,7 @@ async def test_a_log_that_lost_its_beginning_is_said_to_and_what_it_lost_is_not_
 async def test_a_log_that_is_not_the_one_that_was_projected_is_no_source_of_tables(
     live: Engine, told: MemoryLog
 ) -> None:
-    changed, place = tampered(told, VOTES, 3)
+    changed, place = tampered(told, topics.VOTES, 3)
     before = contents(live)
     with pytest.raises(
         OperatorError, match=f"{place.topic} partition {place.partition} is not the one .* audit verify"
@@ -310,7 +311,7 @@ async def test_records_written_twice_and_records_that_can_not_be_read_give_the_p
     log = MemoryLog()
     await log.append(MANY[:300])
     for event in MANY[100:400]:
-        log.broker.write(VOTES, event.key.encode(), b"nonsense", [])
+        log.broker.write(topics.VOTES, event.key.encode(), b"nonsense", [])
         await log.append([replace(event, model="another")] if isinstance(event, ExchangeCompleted) else [event])
     await log.append(MANY[200:])
     await projected(live, log)

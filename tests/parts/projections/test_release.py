@@ -10,13 +10,14 @@ from sqlalchemy import Engine, text
 from clawstream.errors import TryLater
 from clawstream.events import VoteCast
 from clawstream.projections.rebuild import rebuilding
-from clawstream.projections.tables import EXCHANGES, VOTES, set_aside
+from clawstream.projections.tables import set_aside
 from clawstream.projections.write import sorting
 from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.quarantine import ProjectionQuarantine
 from clawstream.projections.write.sorting import GROUP, Release
 from clawstream.projections.write.stage import project
 from clawstream.projections.write.writer import TableWriter
+from clawstream.stream import topics
 from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate, Reason
 from clawstream.stream.log import Arrived, PartitionId, Raw, Start
 from clawstream.stream.runner.breaker import FailureRate
@@ -120,7 +121,7 @@ async def test_tables_do_not_move_past_a_record_that_is_not_in_its_queue(emptied
     assert exchanges(emptied) == []
     with emptied.connect() as connection:
         query = "SELECT next_offset FROM offsets WHERE topic = :topic"
-        assert connection.execute(text(query), {"topic": EXCHANGES}).scalars().all() == [0]
+        assert connection.execute(text(query), {"topic": topics.EXCHANGES}).scalars().all() == [0]
 
 
 async def test_what_was_decided_before_the_partitions_were_given_anew_is_not_written(
@@ -184,7 +185,7 @@ async def test_nothing_is_decided_before_all_that_stands_in_the_queues_is_known(
 async def test_what_waits_by_the_tables_and_is_in_no_queue_any_more_goes_on_waiting_and_can_be_ruled_about(
     emptied: Engine, migrated_url: str, waiting: MemoryLog
 ) -> None:
-    waiting.broker._partitions[PartitionId(f"{EXCHANGES}.dlq", 0)].clear()  # as its retention does
+    waiting.broker._partitions[PartitionId(f"{topics.EXCHANGES}.dlq", 0)].clear()  # as its retention does
     await waiting.append([exchange("a", 4), exchange("b", 1)])
     async with projecting(migrated_url, waiting):
         await caught_up(emptied, waiting)
@@ -219,16 +220,16 @@ async def test_what_waits_on_one_topic_is_used_once_its_first_is_ruled_about_wha
 ) -> None:
     votes = [replace(event, session_id="a") for event in one_session.ONE_SESSION if isinstance(event, VoteCast)]
     async with projecting(migrated_url, waiting):
-        await append_bytes(waiting, VOTES, b"a", b"nonsense", [])
+        await append_bytes(waiting, topics.VOTES, b"a", b"nonsense", [])
         await waiting.append(votes[:2])
         await caught_up(emptied, waiting)
-        head = DeadLetterId(GROUP, VOTES, 0, 0)
+        head = DeadLetterId(GROUP, topics.VOTES, 0, 0)
         await waiting.mark([DeadLetterMark(id=head, key=b"a", attempt=1, fate=Fate.DISCARD)])
-        await toys.until(_closed_on(VOTES, waiting))
+        await toys.until(_closed_on(topics.VOTES, waiting))
         await waiting.append(votes[2:])
         await caught_up(emptied, waiting)
         assert {dead_letter.id.topic for dead_letter in await queues.dead_letters(waiting) if dead_letter.waits} == {
-            EXCHANGES
+            topics.EXCHANGES
         }
     assert len(contents(emptied)["votes"]) == len(votes)
     assert exchanges(emptied) == ["a0", "b0"]

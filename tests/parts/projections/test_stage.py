@@ -10,9 +10,10 @@ from sqlalchemy import Engine, text
 
 from clawstream.errors import DatabaseMismatch, OperatorError, TryLater
 from clawstream.projections import database
-from clawstream.projections.tables import EXCHANGES, TOPICS
+from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.stage import project
+from clawstream.stream import topics
 from clawstream.stream.dead_letters.records import Fate, Reason
 from clawstream.stream.dead_letters.rulings import dead_letters, rule
 from clawstream.stream.kafka.kafka_log import KafkaLog
@@ -158,7 +159,7 @@ async def test_a_database_without_the_tables_is_refused(fresh_database_url: str,
 async def test_what_follows_a_record_that_can_not_be_read_waits_and_other_sessions_go_on(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
-    await append_bytes(log, EXCHANGES, one_session.SESSION.encode(), b"nonsense", [])
+    await append_bytes(log, topics.EXCHANGES, one_session.SESSION.encode(), b"nonsense", [])
     async with projecting(migrated_url, log):
         await log.append([*one_session.ONE_SESSION, replace(one_session.EXCHANGES[0], session_id="other")])
         await caught_up(emptied, log)
@@ -184,7 +185,7 @@ async def test_a_flood_of_records_that_can_not_be_read_stops_the_projector_with_
 ) -> None:
     await log.append([replace(one_session.EXCHANGES[0], session_id=f"s{n}") for n in range(50)])
     for n in range(FEWEST):
-        await append_bytes(log, EXCHANGES, f"s{n}".encode(), b"nonsense", [])
+        await append_bytes(log, topics.EXCHANGES, f"s{n}".encode(), b"nonsense", [])
     async with asyncio.timeout(60):
         with pytest.raises(
             OperatorError, match=rf"project set {FEWEST} of the last \d+ records aside within 5 minutes"
@@ -201,7 +202,7 @@ async def test_a_few_records_that_can_not_be_read_do_not_stop_it(
     emptied: Engine, migrated_url: str, log: KafkaLog
 ) -> None:
     for n in range(FEWEST - 1):
-        await append_bytes(log, EXCHANGES, f"s{n}".encode(), b"nonsense", [])
+        await append_bytes(log, topics.EXCHANGES, f"s{n}".encode(), b"nonsense", [])
     async with projecting(migrated_url, log):
         await log.append([one_session.EXCHANGES[1]])
         await caught_up(emptied, log)

@@ -9,8 +9,8 @@ import pytest
 from clawstream.events import BatchPlanned, Event, SampleAssembled
 from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Start
-from clawstream.stream.topics import replay_topic, replay_topics
-from clawstream.training.batches.following import SAMPLES_TOPIC, retraining
+from clawstream.stream.topics import SAMPLES, replay_topic, replay_topics
+from clawstream.training.batches.following import retraining
 from clawstream.training.loop import train
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training.test_following import pointer
@@ -19,7 +19,7 @@ from tests.parts.training.test_refreshed import asked, sample
 
 pytestmark = pytest.mark.slow
 
-AGAIN = replay_topic(SAMPLES_TOPIC, "again")
+AGAIN = replay_topic(SAMPLES, "again")
 
 
 class Meanwhile(MemoryLog):
@@ -45,7 +45,7 @@ class Meanwhile(MemoryLog):
     ) -> AsyncGenerator[Sequence[Arrived], None]:
         async for records in super().follow(topics, start, until_end=until_end):
             yield records
-            if SAMPLES_TOPIC in topics:
+            if SAMPLES in topics:
                 self.read.set()
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import BatchPlanned, PolicyPublished, SampleAssembled, SamplesPromoted, StepTaken
+from clawstream.stream import topics
 from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.topics import replay_topic, replay_topics
-from clawstream.training.batches.following import SAMPLES_TOPIC, retraining
+from clawstream.training.batches.following import retraining
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import latest
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
@@ -26,7 +27,7 @@ async def recorded(*, replayed: int = 3) -> MemoryLog:
     log = MemoryLog(MemoryBroker())
     log.broker.create(replay_topics("again", partitions=3, retention_ms=1000))
     await log.append(LIVE[:3])
-    place = PartitionId(replay_topic(SAMPLES_TOPIC, "again"), 0)
+    place = PartitionId(replay_topic(topics.SAMPLES, "again"), 0)
     await log.put([PlacedRecord(place, key_bytes(one.key), codec().encode(one), ()) for one in AGAIN[:replayed]])
     return log
 

@@ -16,9 +16,8 @@ from clawstream.events import (
     SampleAssembled,
     StepTaken,
 )
+from clawstream.stream import topics
 from clawstream.stream.stage import Record
-from clawstream.training.batches.bookmark import POLICY_TOPIC
-from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import alone_on, latest, read
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
@@ -38,7 +37,7 @@ def settings(base: Path, data: Path, **training: object) -> Settings:
 
 async def said(log: MemoryLog) -> list[Event]:
     events: list[Event] = []
-    async for records in log.follow([POLICY_TOPIC], "earliest", until_end=True):
+    async for records in log.follow([topics.POLICY], "earliest", until_end=True):
         events += [record.event for record in records if isinstance(record, Record)]
     return events
 
@@ -48,7 +47,7 @@ async def trained_until(log: MemoryLog, chosen: Settings, version: int) -> list[
     stop = asyncio.Event()
     running = asyncio.create_task(train(chosen, log, stop=stop))
     async with asyncio.timeout(60):
-        async for records in log.follow([POLICY_TOPIC], "earliest"):
+        async for records in log.follow([topics.POLICY], "earliest"):
             events = [record.event for record in records if isinstance(record, Record)]
             if running.done() or any(isinstance(e, PolicyPublished) and e.policy_version == version for e in events):
                 break
@@ -204,4 +203,4 @@ async def test_a_policy_is_trained_by_one_process_at_a_time(base: Path, tmp_path
 def test_the_topics_are_the_ones_that_samples_and_policies_are_written_to() -> None:
     from clawstream.stream.topics import topic_of
 
-    assert (topic_of(SampleAssembled), topic_of(BatchPlanned)) == (SAMPLES_TOPIC, POLICY_TOPIC)
+    assert (topic_of(SampleAssembled), topic_of(BatchPlanned)) == (topics.SAMPLES, topics.POLICY)

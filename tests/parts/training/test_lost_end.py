@@ -8,9 +8,9 @@ import pytest
 
 from clawstream.errors import LogContradicted, SamplesGone
 from clawstream.events import BatchPlanned, Event
+from clawstream.stream import topics
 from clawstream.stream.log import PartitionId
 from clawstream.training.batches.bookmark import put_trainers_back
-from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
@@ -21,7 +21,7 @@ __all__ = ["rig"]
 
 OLD = [tiny.sample(f"old-{i}", reward=1 if i % 2 else -1) for i in range(3)]
 NEW = [tiny.sample(f"new-{i}", reward=1 if i % 2 else -1) for i in range(3)]
-PLACE = PartitionId(SAMPLES_TOPIC, 0)
+PLACE = PartitionId(topics.SAMPLES, 0)
 
 
 def one_partition() -> MemoryLog:

@@ -11,6 +11,7 @@ import pytest
 from clawstream.config import Settings
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, StepTaken
+from clawstream.stream import topics
 from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.dead_letters import rulings
 from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fate, Reason
@@ -18,7 +19,6 @@ from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.topics import replay_topic, replay_topics
-from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from clawstream.training.models.checkpoints import latest
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
@@ -33,7 +33,7 @@ BAD: list[dict[str, Any]] = [
     {"response_ids": (10**6,) * len(SAMPLES[0].response_ids)},
 ]
 JUNK = b"no schema of ours"
-QUEUE = PartitionId(f"{SAMPLES_TOPIC}.dlq", 0)
+QUEUE = PartitionId(f"{topics.SAMPLES}.dlq", 0)
 
 
 def log_of(samples: Sequence[SampleAssembled | bytes]) -> MemoryLog:
@@ -41,11 +41,11 @@ def log_of(samples: Sequence[SampleAssembled | bytes]) -> MemoryLog:
     log = MemoryLog(MemoryBroker(partitions=1))
     for one in samples:
         key, value = (b"key", one) if isinstance(one, bytes) else (key_bytes(one.key), codec().encode(one))
-        log.broker.put(PartitionId(SAMPLES_TOPIC, 0), key, value, [("x", b"y")])
+        log.broker.put(PartitionId(topics.SAMPLES, 0), key, value, [("x", b"y")])
     return log
 
 
-def letter_at(offset: int, topic: str = SAMPLES_TOPIC) -> str:
+def letter_at(offset: int, topic: str = topics.SAMPLES) -> str:
     return f"train/{topic}/0/{offset}"
 
 
@@ -81,10 +81,10 @@ async def test_a_sample_that_cannot_be_trained_on_goes_to_its_queue_as_it_is_and
 
     assert await planned(log) == [sample.sample_id for sample in SAMPLES[1:6]]
     [copy] = log.broker.records(QUEUE)
-    there = log.broker.records(PartitionId(SAMPLES_TOPIC, 0))[1]
+    there = log.broker.records(PartitionId(topics.SAMPLES, 0))[1]
     assert (copy.key, copy.value, copy.headers[:1]) == (there.key, there.value, there.headers)
     [dead_letter] = await dead_letters(log)
-    assert (dead_letter.id, dead_letter.reason) == (DeadLetterId("train", SAMPLES_TOPIC, 0, 1), Reason.UNUSABLE)
+    assert (dead_letter.id, dead_letter.reason) == (DeadLetterId("train", topics.SAMPLES, 0, 1), Reason.UNUSABLE)
     assert dead_letter.error.startswith("UnusableEvent: no step can be taken on it: ")
 
 
@@ -158,7 +158,7 @@ async def test_a_plan_of_an_older_version_is_executed_without_the_sample_that_br
 
     cut = log_of([bad, *SAMPLES[1:6]])
     await cut.append([plan])
-    await cut.set_aside(DeadLetterId("train", SAMPLES_TOPIC, 0, 0), error=UnusableEvent("by a life before"))
+    await cut.set_aside(DeadLetterId("train", topics.SAMPLES, 0, 0), error=UnusableEvent("by a life before"))
     await trained_until(cut, settings(base, tmp_path / "two", max_updates=1), 1)
     await trained_until(cut, settings(base, tmp_path / "two"), 2)
     checkpoints = [latest(settings(base, tmp_path / name).checkpoints_dir) for name in ("one", "two")]
@@ -191,7 +191,7 @@ async def test_what_a_replay_has_that_cannot_be_trained_on_goes_to_the_live_topi
 ) -> None:
     log = MemoryLog(MemoryBroker(partitions=1))
     log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
-    place = PartitionId(replay_topic(SAMPLES_TOPIC, "again"), 0)
+    place = PartitionId(replay_topic(topics.SAMPLES, "again"), 0)
     samples = [replace(SAMPLES[0], **BAD[0]), *SAMPLES[1:4]]
     await log.put([PlacedRecord(place, key_bytes(one.key), codec().encode(one), ()) for one in samples])
     await log.append([promoted(1, "again")])
@@ -207,7 +207,7 @@ async def test_what_a_replay_has_that_cannot_be_trained_on_goes_to_the_live_topi
 async def set_aside_by_hand(samples: Sequence[SampleAssembled]) -> MemoryLog:
     """A log whose first sample an older version could not use, and which is asked for now."""
     log = log_of(samples)
-    await log.set_aside(DeadLetterId("train", SAMPLES_TOPIC, 0, 0), error=UnusableEvent("an older version could not"))
+    await log.set_aside(DeadLetterId("train", topics.SAMPLES, 0, 0), error=UnusableEvent("an older version could not"))
     return log
 
 
@@ -308,7 +308,7 @@ async def test_a_ruling_about_samples_that_are_not_trained_on_is_said_to_wait_on
 ) -> None:
     log = log_of(SAMPLES[:6])
     log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
-    place = PartitionId(replay_topic(SAMPLES_TOPIC, "again"), 0)
+    place = PartitionId(replay_topic(topics.SAMPLES, "again"), 0)
     await log.put([PlacedRecord(place, b"key", codec().encode(SAMPLES[6]), ())])
     await log.set_aside(DeadLetterId("train", *place, 0), error=UnusableEvent("an older version could not"))
     await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0, place.topic), stage=None, because=None)
@@ -346,7 +346,7 @@ async def test_on_a_real_broker_too_what_cannot_be_used_is_copied_as_it_is_and_c
     await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix) as log:
         bad = replace(SAMPLES[0], **BAD[2])
-        await append_bytes(log, SAMPLES_TOPIC, b"key", JUNK, [("x", b"y")])
+        await append_bytes(log, topics.SAMPLES, b"key", JUNK, [("x", b"y")])
         await log.append([bad, *SAMPLES[1:4]])
         stop = asyncio.Event()
         running = asyncio.create_task(train(settings(base, tmp_path), log, stop=stop))

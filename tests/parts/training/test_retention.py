@@ -11,10 +11,10 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from clawstream.errors import SamplesGone
 from clawstream.events import BatchPlanned, PolicyPublished
+from clawstream.stream import topics
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.training.batches.following import SAMPLES_TOPIC
 from clawstream.training.loop import train
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import outside, tiny
@@ -65,7 +65,7 @@ async def test_a_plan_whose_samples_are_gone_says_which_and_where_and_what_to_do
     events = await trained_until(twin, settings(base, tmp_path / "twin", max_updates=1), 1)
     [plan] = [event for event in events if isinstance(event, BatchPlanned)]
     await rig.log.append([*SAMPLES, plan])
-    await rig.let_go({PartitionId(SAMPLES_TOPIC, 0): 2})
+    await rig.let_go({PartitionId(topics.SAMPLES, 0): 2})
 
     async with asyncio.timeout(60):
         with pytest.raises(SamplesGone) as gone:
@@ -74,7 +74,7 @@ async def test_a_plan_whose_samples_are_gone_says_which_and_where_and_what_to_do
     words = str(gone.value)
     assert words.startswith("the plan of version 1 of policy names 2 samples of 3 that are not on the log any more")
     assert SAMPLES[0].sample_id in words
-    assert f"{SAMPLES_TOPIC}-0 before 3" in words
+    assert f"{topics.SAMPLES}-0 before 3" in words
     assert "clawstream train --samples again --from-policy 0" in words
     assert gone.value.exit_status == 2
 
@@ -91,7 +91,7 @@ async def test_samples_that_went_before_they_were_read_are_said_and_training_goe
     await running
     late = [tiny.sample(f"late-{i}") for i in range(4)]
     await rig.log.append(late)
-    await rig.let_go({PartitionId(SAMPLES_TOPIC, 0): 4})
+    await rig.let_go({PartitionId(topics.SAMPLES, 0): 4})
 
     stop = asyncio.Event()
     with caplog.at_level(logging.WARNING):
@@ -101,4 +101,4 @@ async def test_samples_that_went_before_they_were_read_are_said_and_training_goe
         await running
 
     assert plans[1].sample_ids == tuple(sample.sample_id for sample in late[1:])
-    assert f"samples_unread partition={SAMPLES_TOPIC}-0 from=3 to=4" in caplog.text
+    assert f"samples_unread partition={topics.SAMPLES}-0 from=3 to=4" in caplog.text

@@ -15,8 +15,9 @@ from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
+from clawstream.stream import topics
 from clawstream.stream.stage import Record
-from clawstream.weights.stage import POLICY_TOPIC, keep_current
+from clawstream.weights.stage import keep_current
 from tests.bench.replicas import Replica, healthy
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.engine.test_adapters import save_adapter
@@ -107,5 +108,5 @@ def _logprobs(model: torch.nn.Module, exchange: ExchangeCompleted, prompt: tuple
 
 
 async def _policy(log: MemoryLog) -> list[object]:
-    batches = log.follow((POLICY_TOPIC,), until_end=True)
+    batches = log.follow((topics.POLICY,), until_end=True)
     return [record.event async for records in batches for record in records if isinstance(record, Record)]

@@ -9,8 +9,9 @@ from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyRejected
 from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, SamplingParams
 from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.stream import topics
 from clawstream.stream.stage import Record
-from clawstream.weights.stage import POLICY_TOPIC, keep_current
+from clawstream.weights.stage import keep_current
 from clawstream.weights.taking import swap
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.scripted_engine import counting, serving
@@ -40,7 +41,7 @@ async def test_it_runs_on_the_log_that_the_stages_run_on(weights: Weights) -> No
     async with serving(backend) as url, aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
         tasks.create_task(keep_current([SglangEngine(http, url)], log, policy_id="policy", stop=stop))
         async with asyncio.timeout(WITHIN_S):
-            async for records in log.follow([POLICY_TOPIC]):
+            async for records in log.follow([topics.POLICY]):
                 found = [r.event for r in records if isinstance(r, Record) and isinstance(r.event, PolicyActivated)]
                 if found:
                     break

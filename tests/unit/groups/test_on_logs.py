@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 from clawstream.config import JudgeSettings
 from clawstream.events import Event, GroupSettled, GroupWaited, RewardWeights, TrajectoryEnded, TrajectoryLate
-from clawstream.groups.stage import GROUPS_TOPIC, groups_stages
+from clawstream.groups.stage import groups_stages
 from clawstream.judging.stage import judging_stage
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
+from clawstream.stream import topics
 from clawstream.stream.log import Outgoing
 from clawstream.stream.stage import Stage, Step
 from clawstream.turns.stage import turns_stage
@@ -32,7 +33,7 @@ async def write(log: MemoryLog, events: Sequence[Event]) -> None:
 
 
 async def of(log: MemoryLog, kind: type[E]) -> list[E]:
-    return [record.event for record in await toys.read(log, GROUPS_TOPIC) if isinstance(record.event, kind)]
+    return [record.event for record in await toys.read(log, topics.GROUPS) if isinstance(record.event, kind)]
 
 
 async def until_said(log: MemoryLog, kind: type[Event]) -> None:

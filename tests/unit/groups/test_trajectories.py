@@ -26,8 +26,8 @@ from clawstream.events import (
     TurnsSettled,
     TurnType,
 )
-from clawstream.groups.stage import GROUPS_TOPIC
 from clawstream.groups.trajectories import TrajectoryState, observe
+from clawstream.stream import topics
 from tests.examples import examples
 from tests.flow import Flow, Oracle
 from tests.sessions import TURNS, Session, assistant, user
@@ -133,14 +133,14 @@ def test_feedback_after_the_group_was_settled_is_late_and_trains_nothing() -> No
     sessions = [attempt(None, None, session_id=name, outcome=score) for name, score in (("a", 1.0), ("b", -1.0))]
     flow = Flow(Oracle(GOOD), grouped=True)
     [settled] = flow.run(mingled(*sessions)).of(GroupSettled)
-    before = len(flow.log.topics[GROUPS_TOPIC])
+    before = len(flow.log.topics[topics.GROUPS])
     [turn_id] = {step.turn_id for step in settled.advantages} & {sessions[0].written[0].exchange_id}  # type: ignore[attr-defined]
     said = sessions[0].rate(turn_id, 1.0)
     log = flow.run([said])
     [late] = log.of(TrajectoryLate)
     assert [step.turn_id for step in late.dropped] == [turn_id]
     assert log.of(GroupSettled) == [settled]
-    assert len(log.topics[GROUPS_TOPIC]) == before + 2
+    assert len(log.topics[topics.GROUPS]) == before + 2
 
 
 def test_what_is_read_again_is_said_once_and_of_a_turn_s_samples_the_newest_counts_in_any_order() -> None:

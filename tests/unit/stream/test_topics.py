@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from clawstream import resources
 from clawstream.events import EVENTS
+from clawstream.stream import topics
 from clawstream.stream.kafka.client import MAX_RECORD_BYTES
 from clawstream.stream.topics import (
     Altered,
@@ -39,6 +40,14 @@ def test_every_event_has_one_topic_of_its_own_key() -> None:
         [home] = [topic for topic in all_topics() if kind in topic.events]
         assert topic_of(kind) == home.name
         assert home.key in {"session_id", "group_id", "policy_id", "subject"}
+
+
+def test_each_topic_has_a_constant() -> None:
+    constants = {
+        value for name, value in vars(topics).items() if name.isupper() and str(value).startswith("clawstream.")
+    }
+    assert constants == {*event_topics(), topics.SCHEMAS}
+    assert topics.SCHEMAS in {topic.name for topic in all_topics()}
 
 
 def test_topics_about_sessions_have_one_partition_count() -> None:

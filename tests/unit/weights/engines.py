@@ -12,8 +12,9 @@ from clawstream.inference.engines.engine import ServerInfo
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import POLICY
 from clawstream.weights.fetching import Fetcher
-from clawstream.weights.stage import POLICY_TOPIC, keep_current
+from clawstream.weights.stage import keep_current
 from clawstream.weights.taking import SwappingEngine
 from tests.fakes.scripted_engine import ScriptedBackend, counting, serving
 
@@ -40,9 +41,9 @@ class PolicyTopic:
     async def follow(
         self, topics: Sequence[str], start: Start, *, until_end: bool = False
     ) -> AsyncIterator[Sequence[Arrived]]:
-        assert list(topics) == [POLICY_TOPIC]
+        assert list(topics) == [POLICY]
         assert isinstance(start, dict)
-        offset = start.get((POLICY_TOPIC, 0), 0)
+        offset = start.get((POLICY, 0), 0)
         while True:
             # One at a time, as slowly as a log may give them.
             for event in self.events[offset:]:
@@ -67,7 +68,7 @@ class PolicyTopic:
 
 
 def _record(event: Event, offset: int) -> Record:
-    return Record(topic=POLICY_TOPIC, partition=0, offset=offset, timestamp_ms=0, key="policy", event=event)
+    return Record(topic=POLICY, partition=0, offset=offset, timestamp_ms=0, key="policy", event=event)
 
 
 class Engine(ScriptedBackend):
