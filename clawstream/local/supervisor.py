@@ -5,10 +5,7 @@ because a person has to look first stays down, and the others go on.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +14,7 @@ from typing import Protocol
 
 from clawstream.errors import PartUnavailable, TooManyFailures
 from clawstream.local.running import PartState, write_parts
-from clawstream.local.servers.server_process import die_with_parent
+from clawstream.local.servers.server_process import end_child, kill_group, last_lines, start_child
 
 log = logging.getLogger(__name__)
 
@@ -173,21 +170,13 @@ class Supervisor:
             await asyncio.sleep(self._patience.restart_wait_s(quick_deaths - 1))
 
     async def _run(self, child: Child) -> int:
-        with self.log_of(child.part.name).open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *child.part.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=self._environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+        part = child.part
+        process = await start_child(part.command, log=self.log_of(part.name), environment=self._environment)
         child.process = process
         self._note(child)
-        log.info("part_started part=%s pid=%d", child.part.name, process.pid)
+        log.info("part_started part=%s pid=%d", part.name, process.pid)
         code = await process.wait()
-        _kill_group(process.pid)
+        kill_group(process.pid)
         return code
 
     async def _ready(self, child: Child) -> None:
@@ -212,14 +201,8 @@ class Supervisor:
     async def _end(self, child: Child) -> None:
         process = child.process
         assert process is not None
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), self._patience.stop_within_s)
-        except TimeoutError:
+        if not await end_child(process, self._patience.stop_within_s):
             log.warning("part_killed part=%s pid=%d", child.part.name, process.pid)
-        _kill_group(process.pid)
-        await process.wait()
 
     def _give_up(self, child: Child, reason: str) -> None:
         child.failure = reason
@@ -241,12 +224,11 @@ class Supervisor:
     def _words_on(self, child: Child, reason: str) -> str:
         return f"{child.part.name} {reason}. The end of its log:\n{self._tail(child.part.name)}"
 
-    def _tail(self, name: str, num_lines: int = 15) -> str:
+    def _tail(self, name: str) -> str:
         try:
-            lines = self.log_of(name).read_text(errors="replace").splitlines()
+            return last_lines(self.log_of(name).read_text(errors="replace"))
         except FileNotFoundError:
             return "(it has none)"
-        return "\n".join(lines[-num_lines:])
 
 
 def _state(child: Child) -> PartState:
@@ -257,12 +239,6 @@ def _state(child: Child) -> PartState:
         since_ms=child.since_ms,
         failure=child.failure,
     )
-
-
-def _kill_group(pid: int) -> None:
-    """End the processes left behind in the process's own group, if any."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS raises the second for a group of zombies
-        os.killpg(pid, signal.SIGKILL)
 
 
 _LOOK_EVERY_S = 0.25

@@ -1,14 +1,13 @@
 """A process that is started again whenever it ends, from nothing, as a person's would be."""
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawstream.config import inherited_environment
-from clawstream.local.servers.server_process import die_with_parent
+from clawstream.local.servers.server_process import end_child, start_child
 
 _STOPS_WITHIN_S = 45.0
 _AGAIN_AFTER_S = 0.5  # one that ends of itself, as a part may while the broker is away
@@ -29,33 +28,17 @@ class Slot:
         try:
             while True:
                 self._was_told = False
-                with self.log.open("ab") as words:
-                    self._process = await asyncio.create_subprocess_exec(
-                        *self.argv,
-                        stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words,
-                        env=inherited_environment() | {"OMP_NUM_THREADS": "1"}, preexec_fn=die_with_parent,
-                    )  # fmt: skip
+                environment = inherited_environment() | {"OMP_NUM_THREADS": "1"}
+                self._process = await start_child(self.argv, log=self.log, environment=environment)
                 self.pids.append(self._process.pid)
                 await self._process.wait()
                 await asyncio.sleep(0 if self._was_told else _AGAIN_AFTER_S)
         finally:
-            await self._end()
+            if self._process is not None:
+                await end_child(self._process, _STOPS_WITHIN_S)
 
     def send(self, number: signal.Signals) -> None:
         """Send the process that runs now a signal that ends it."""
         assert self._process is not None
         self._was_told = True
         self._process.send_signal(number)
-
-    async def _end(self) -> None:
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(_STOPS_WITHIN_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()

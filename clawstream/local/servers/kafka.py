@@ -11,8 +11,6 @@ import secrets
 import shutil
 import socket
 import struct
-import subprocess
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +22,7 @@ from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
-from clawstream.local.servers.server_process import HOST, ServerProcess, reserved, reserved_again
+from clawstream.local.servers.server_process import HOST, ServerProcess, reserved, reserved_again, run_tool
 
 _USER = "clawstream"
 _MECHANISM = "SCRAM-SHA-256"
@@ -101,7 +99,6 @@ def listeners(port: int, controller_port: int, password: str | None) -> str:
 
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
-_LOOK_EVERY_S = 0.02
 _CONFIG = Path(__file__).parent / "broker"
 _CORRELATION = 0x636C6177  # comes back in the reply; a server other than a broker does not send it
 _DATA, _NEW_DATA = "data", "data.new"
@@ -156,7 +153,6 @@ class EmbeddedKafka:
             reserved() as controller_port,
         ):
             self.data_dir.chmod(0o700)
-            _keep_one_old_log(self.log)
             self._format_once(command)
             password = None if self._open_to_all else password_in(self.data_dir)
             settings = self.data_dir / "server.properties"
@@ -165,13 +161,14 @@ class EmbeddedKafka:
                 [*command, "kafka.Kafka", settings.name],
                 folder=self.data_dir, log=self.log, grace_s=STOP_WITHIN_S, keep_fd=claim,
             )  # fmt: skip
-            try:
-                self._wait_until_ready(self._server_process)
+            with self._server_process.once_ready(
+                lambda: _STARTED in self.log.read_text(errors="replace"), READY_WITHIN_S,
+                name=f"the Kafka broker on {self.data_dir}",
+                instead="If that data may go, start with --fresh; or set CLAWSTREAM_KAFKA to the host:port of another "
+                "broker",
+            ):  # fmt: skip
                 self._bootstrap = f"{HOST}:{port}"
                 accounts.publish(self.data_dir, self._bootstrap)
-            except BaseException:
-                self._server_process.stop()
-                raise
         self._fresh, self._port = False, port
         return self
 
@@ -216,20 +213,6 @@ class EmbeddedKafka:
             file.unlink()
             keep_password(self.data_dir, password)
 
-    def _wait_until_ready(self, server_process: ServerProcess) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
-        while server_process.exit_status() is None and time.monotonic() < deadline:
-            if _STARTED in self.log.read_text(errors="replace"):
-                return
-            time.sleep(_LOOK_EVERY_S)
-        status = server_process.exit_status()
-        what = f"did not answer within {READY_WITHIN_S:g} s" if status is None else f"ended with exit status {status}"
-        raise PartUnavailable(
-            f"the Kafka broker on {self.data_dir} {what}. It was stopped; its data is as it was. "
-            "If that data may go, start with --fresh; or set CLAWSTREAM_KAFKA to the host:port of another broker. "
-            f"The end of its log, {self.log}:\n{server_process.log_tail()}"
-        )
-
 
 def new_cluster_id() -> str:
     """Return 16 bytes in base64; the first is not random, as a leading "-" would be an option to Kafka's tools."""
@@ -247,15 +230,11 @@ def _run(command: Sequence[str], words: Sequence[str], folder: Path, what: str) 
     """Run a tool of Kafka's with arguments in a file: they may be secret, and all users see command lines."""
     told = folder / "told"
     accounts.write_private(told, "\n".join(f'"{word}"' for word in words))
-    done = subprocess.run(
-        [*command, f"@{told.name}"],
-        cwd=folder, capture_output=True, text=True, timeout=READY_WITHIN_S, check=False,
-    )  # fmt: skip
+    status, last = run_tool([*command, f"@{told.name}"], folder, READY_WITHIN_S)
     told.unlink()
-    if done.returncode != 0:
-        last = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+    if status != 0:
         raise PartUnavailable(
-            f"Kafka's storage in {folder} {what}: exit status {done.returncode}. "
+            f"Kafka's storage in {folder} {what}: exit status {status}. "
             f"Nothing was started. If the lines below speak of a class version, JAVA_HOME names a Java before 17. "
             f"{KAFKA_REMEDIES}. The last words:\n{last}"
         )
@@ -281,8 +260,3 @@ def answers(bootstrap: str, *, timeout_s: float = 2.0) -> bool:
         return False
     _size, correlation, num_brokers = struct.unpack(">iii", reply)
     return bool(correlation == _CORRELATION and num_brokers >= 1)
-
-
-def _keep_one_old_log(log: Path) -> None:
-    if log.exists():
-        log.replace(log.with_suffix(".log.1"))

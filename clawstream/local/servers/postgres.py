@@ -12,7 +12,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import time
 from base64 import b64encode
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +22,7 @@ import psutil
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
 from clawstream.local.servers.accounts import Identity, identity_for, named
-from clawstream.local.servers.server_process import HOST, ServerProcess, reserved_again
+from clawstream.local.servers.server_process import HOST, ServerProcess, reserved_again, run_tool
 from clawstream.projections.accounts import url_of_owner
 from clawstream.resources import how_to_install
 
@@ -36,7 +35,6 @@ POSTGRES_REMEDIES = (
     "`docker run -d -p 5432:5432 -e POSTGRES_PASSWORD=... postgres:17` and set that variable "
     "(the tests use a Docker engine by themselves)"
 )
-_LOOK_EVERY_S = 0.02
 _DATA, _NEW_DATA = "data", "data.new"
 _READY_LINE = 7  # of postmaster.pid, from 0
 # Parallel queries and replication are left out: they ask for shared memory that containers do not give, and for more
@@ -83,8 +81,6 @@ class EmbeddedPostgres:
             reserved_again(self.data_dir, self._port) as port,
         ):
             data = self.data_dir / _DATA
-            if self.log.exists():
-                self.log.replace(self.log.with_suffix(".log.1"))
             programs = _programs(data)
             identity = identity_for(data)
             self._initialise_once(programs, identity)
@@ -101,13 +97,14 @@ class EmbeddedPostgres:
                 keep_fd=claim,
             )
             password = (self.data_dir / "password").read_text()
-            try:
-                self._wait_until_ready(self._server_process)
+            with self._server_process.once_ready(
+                lambda: _line(data / "postmaster.pid", _READY_LINE) == "ready", READY_WITHIN_S,
+                name=f"Postgres on {self.data_dir}",
+                instead="If that data may go (it is built again from the log), start with --fresh; or set "
+                "CLAWSTREAM_POSTGRES to another database's URL",
+            ):  # fmt: skip
                 self._url = url_of_owner(f"postgresql+psycopg://{USER}:{password}@{HOST}:{port}/postgres")
                 accounts.publish(self.data_dir, self._url)
-            except BaseException:
-                self._server_process.stop()
-                raise
         self._fresh, self._port = False, port
         return self
 
@@ -142,34 +139,15 @@ class EmbeddedPostgres:
             str(maker.reachable(programs) / "bin" / "initdb"), "-D", str(new), f"--username={USER}",
             f"--pwfile={proof}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
         ]  # fmt: skip
-        done = subprocess.run(
-            maker.command(command), cwd="/", capture_output=True, text=True, timeout=READY_WITHIN_S, check=False
-        )
+        status, words = run_tool(maker.command(command), Path("/"), READY_WITHIN_S)
         proof.unlink()
-        if done.returncode != 0:
-            words = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
+        if status != 0:
             raise PartUnavailable(
-                f"no database could be made in {self.data_dir}: initdb ended with exit status {done.returncode}. "
+                f"no database could be made in {self.data_dir}: initdb ended with exit status {status}. "
                 f"Nothing was started. {POSTGRES_REMEDIES}. The last words:\n{words}"
             )
         identity.give(new)
         new.rename(data)
-
-    def _wait_until_ready(self, server_process: ServerProcess) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
-        state = self.data_dir / _DATA / "postmaster.pid"
-        while server_process.exit_status() is None and time.monotonic() < deadline:
-            if _line(state, _READY_LINE) == "ready":
-                return
-            time.sleep(_LOOK_EVERY_S)
-        status = server_process.exit_status()
-        what = f"was not ready within {READY_WITHIN_S:g} s" if status is None else f"ended with exit status {status}"
-        raise PartUnavailable(
-            f"Postgres on {self.data_dir} {what}. It was stopped; its data is as it was. "
-            "If that data may go (it is built again from the log), start with --fresh; or set CLAWSTREAM_POSTGRES to "
-            "another database's URL. "
-            f"The end of its log, {self.log}:\n{server_process.log_tail()}"
-        )
 
 
 def _proof_of(password: str) -> str:

@@ -1,19 +1,24 @@
-"""Keeps a server running for as long as this process lives; its port, and whether it is ready to work.
+"""Child processes: started, heard and ended in one way. None lives longer than this process, however it ends.
 
-A small watcher stands between the two. It holds one end of a pipe whose other end dies with us, so it notices a SIGKILL
-of the owner too. Watcher and server have sessions of their own: a Ctrl-C in the terminal reaches the owner alone, which
-lets its clients finish first and stops the server last.
+Each has a session of its own: a Ctrl-C in the terminal reaches the owner alone, which lets its clients finish first and
+ends its children last. A child that may be killed at any time is started by `start_child`. A server that has to stop in
+order is a ServerProcess. A small watcher stands between the two; it holds one end of a pipe whose other end dies with
+us, so it notices a SIGKILL of the owner too.
 
-A port that was only looked up could be taken by any process before the server gets there.
+A server's port is here as well, and whether it answers. A port that was only looked up could be taken by any process
+before the server gets there.
 """
 
+import asyncio
 import errno
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -23,13 +28,64 @@ from clawstream.errors import PartUnavailable
 from clawstream.local.servers import watcher
 
 _BEYOND_GRACE_S = 5.0
+_LOOK_EVERY_S = 0.02
+_LINE_BYTES = 2**22  # the longest line of a child's output that is read
 
 die_with_parent = watcher.signal_at_parents_death(signal.SIGKILL)
 """A `preexec_fn` for a child that may be killed at any time: it ends with the thread that started it (Linux only)."""
 
 
+async def start_child(
+    command: Sequence[str], *, log: Path, piped: bool = False, environment: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """Start a child with its words in `log`. If `piped`, it is told things on its stdin and heard on its stdout."""
+    with log.open("ab") as words:
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE if piped else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE if piped else words,
+            stderr=words,
+            limit=_LINE_BYTES,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+
+async def end_child(process: asyncio.subprocess.Process, within_s: float) -> bool:
+    """End the child and what it left behind, by force after `within_s`; return whether it needed none."""
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), within_s)
+    except TimeoutError:
+        return False
+    else:
+        return True
+    finally:
+        kill_group(process.pid)
+        await process.wait()
+
+
+def kill_group(pid: int) -> None:
+    """End the processes left behind in the process's own group, if any."""
+    with suppress(ProcessLookupError, PermissionError):  # macOS raises the second for a group of zombies
+        os.killpg(pid, signal.SIGKILL)
+
+
+def run_tool(command: Sequence[str], folder: Path, within_s: float) -> tuple[int, str]:
+    """Run a program to its end; return its exit status and its last words."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=within_s, check=False)
+    return done.returncode, last_lines(done.stdout + done.stderr)
+
+
+def last_lines(text: str, num_lines: int = 15) -> str:
+    """Return the end of what a process said."""
+    return "\n".join(text.splitlines()[-num_lines:])
+
+
 class ServerProcess:
-    """A running server that ends with this process.
+    """A running server that ends with this process. Its log starts anew; the one before it is kept as .log.1.
 
     `keep_fd` is held open until the server is gone; a lock on it says that the server's folder is in use.
     """
@@ -47,6 +103,8 @@ class ServerProcess:
         self.name = Path(command[0]).name
         self.log = log
         self._grace_s = grace_s
+        if log.exists():
+            log.replace(log.with_name(f"{log.name}.1"))
         with log.open("ab") as output:
             self._watcher = subprocess.Popen(
                 [sys.executable, "-I", "-S", watcher.__file__, str(int(stop_signal)), str(grace_s), *command],
@@ -67,6 +125,25 @@ class ServerProcess:
         """None while the server runs; else its exit status, 128 + n for signal n."""
         return self._watcher.poll()
 
+    @contextmanager
+    def once_ready(self, is_ready: Callable[[], bool], within_s: float, *, name: str, instead: str) -> Iterator[None]:
+        """Run the block once the server is ready. The server is stopped if it does not get ready or the block fails."""
+        ended_at_s = time.monotonic() + within_s
+        try:
+            while (status := self.exit_status()) is not None or not is_ready():
+                if status is not None or time.monotonic() > ended_at_s:
+                    late = f"was not ready within {within_s:g} s"
+                    what = late if status is None else f"ended with exit status {status}"
+                    raise PartUnavailable(  # noqa: TRY301
+                        f"{name} {what}. It was stopped; its data is as it was. {instead}. "
+                        f"The end of its log, {self.log}:\n{self.log_tail()}"
+                    )
+                time.sleep(_LOOK_EVERY_S)
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
     def stop(self) -> None:
         """End the server; return when it is gone. A second call does nothing."""
         assert self._watcher.stdin is not None
@@ -84,7 +161,7 @@ class ServerProcess:
 
     def log_tail(self, num_lines: int = 15) -> str:
         """The end of the server's log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-num_lines:])
+        return last_lines(self.log.read_text(errors="replace"), num_lines)
 
 
 def answers(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[str | None]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from clawstream.errors import PartUnavailable
 from clawstream.events import BatchPlanned, GroupSettled, PolicyActivated, PolicyPublished, StepRejected, StepTaken
-from clawstream.local.servers.server_process import die_with_parent
+from clawstream.local.servers.server_process import end_child, start_child
 from clawstream.simulation.chains import MAX_STEPS
 from clawstream.simulation.runs.figures import Chat, VersionScore
 from clawstream.simulation.runs.scenarios import STEPS_A_ROUND, ScenarioPrograms
@@ -134,27 +134,17 @@ class Watch:
 
 
 PAUSE_WITHIN_S = 120.0
+_END_WITHIN_S = 10.0
 
 
 @contextlib.asynccontextmanager
 async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
     """A simulated person as a process, with its words in `log`; it is gone when the block ends, or this process."""
-    with log.open("ab") as words:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", *argv,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=words, limit=2**22,
-            preexec_fn=die_with_parent,
-        )  # fmt: skip
+    process = await start_child([sys.executable, "-m", *argv], log=log, piped=True)
     try:
         yield process
     finally:
-        if process.returncode is None:
-            process.terminate()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), 10)
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end_child(process, _END_WITHIN_S)
 
 
 class StudentProcess:

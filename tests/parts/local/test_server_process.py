@@ -1,5 +1,6 @@
 """A server ends with its owner, however the owner ends, and not before."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts, watcher
-from clawstream.local.servers.server_process import ServerProcess
+from clawstream.local.servers.server_process import ServerProcess, end_child, start_child
 
 WITHIN_S = 10.0
 SERVES = "import signal; print('serving', flush=True); signal.pause()"
@@ -166,3 +167,64 @@ def test_the_watcher_imports_nothing_of_ours() -> None:
     imports = f"import runpy, sys; runpy.run_path({watcher.__file__!r}); print('clawstream' in sys.modules)"
     said = subprocess.run([sys.executable, "-I", "-S", "-c", imports], capture_output=True, text=True, check=True)
     assert said.stdout == "False\n"
+
+
+async def test_a_child_is_told_and_heard_and_ends_without_force(tmp_path: Path) -> None:
+    code = "import sys; print(input(), flush=True); print('words', file=sys.stderr, flush=True); input()"
+    child = await start_child([sys.executable, "-c", code], log=tmp_path / "log", piped=True)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"hello\n")
+    async with asyncio.timeout(WITHIN_S):
+        assert await child.stdout.readline() == b"hello\n"
+    assert wait_until(lambda: (tmp_path / "log").read_text() == "words\n")
+    assert await end_child(child, WITHIN_S)
+    assert child.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_stubborn_child_is_ended_by_force_with_what_it_left_behind(tmp_path: Path, cancelled: bool) -> None:
+    code = f"import os; print(os.fork(), flush=True); {STUBBORN}"
+    child = await start_child([sys.executable, "-c", code], log=tmp_path / "log")
+    assert wait_until(lambda: (tmp_path / "log").read_text().count("serving") == 2)
+    left = [psutil.Process(int(pid)) for pid in (tmp_path / "log").read_text().split() if pid.isdigit() and pid != "0"]
+    if cancelled:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await end_child(child, WITHIN_S)
+    else:
+        assert not await end_child(child, 0.2)
+    assert child.returncode == -signal.SIGKILL
+    assert wait_until(lambda: all(map(gone, left)))
+
+
+def test_a_server_that_does_not_get_ready_is_stopped_and_the_end_of_its_log_is_said(tmp_path: Path) -> None:
+    server_process, server = start(tmp_path, SERVES)
+    with (
+        pytest.raises(PartUnavailable, match=r"(?s)it was not ready within 0 s\. .*Or do this\. .*serving"),
+        server_process.once_ready(lambda: False, 0, name="it", instead="Or do this"),
+    ):
+        pass
+    assert gone(server)
+
+
+def test_a_server_that_ended_is_not_ready_whatever_its_log_says(tmp_path: Path) -> None:
+    server_process = ServerProcess(
+        [sys.executable, "-c", "raise SystemExit(3)"], folder=tmp_path, log=tmp_path / "log", grace_s=1
+    )
+    assert wait_until(lambda: server_process.exit_status() is not None)
+    with (
+        pytest.raises(PartUnavailable, match="it ended with exit status 3"),
+        server_process.once_ready(lambda: True, 9, name="it", instead="Or do this"),
+    ):
+        pass
+
+
+def test_a_server_whose_start_fails_once_it_is_ready_is_stopped(tmp_path: Path) -> None:
+    server_process, server = start(tmp_path, SERVES)
+    with (
+        pytest.raises(OSError, match="full"),
+        server_process.once_ready(lambda: True, 9, name="it", instead="Or do this"),
+    ):
+        raise OSError("full")
+    assert gone(server)
