@@ -223,7 +223,7 @@ def _monitor(told: Mapping[str, Any]) -> Table:
         table.add_row(name, _or_none(value_of(minute)), _or_none(value_of(hour)))
         if name == "samples refused":
             _by_kind(table, "refusals", told)
-    if hour.get("anew"):  # a monitor that was started before an upgrade does not count them
+    if hour["anew"]:
         table.add_row("answers given anew", "", "")
         _by_kind(table, "anew", told)
     return table

@@ -52,9 +52,9 @@ class ReplayStarted(ReplayEvent):
     quorum: int
     ranges: tuple[OffsetRange, ...]
     started_at_ms: int  # since the epoch, UTC
-    off_distribution: OffDistribution | None = None  # None: off-distribution answers are samples
-    reward_weights: RewardWeights | None = None  # None: it began before feedback counted
-    hint_quorum: int | None = None  # None: it began when one vote's hint was enough
+    off_distribution: OffDistribution
+    reward_weights: RewardWeights
+    hint_quorum: int
     teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
     heuristic_function: str | None = None  # scores turns besides the log's scores; None: none is used
 
@@ -73,7 +73,7 @@ class ReplayEnded(ReplayEvent):
     num_unusable: int  # records that were skipped
     samples_sha256: str  # over the sha256 of each sample's bytes, in the order of the samples' ids
     ended_at_ms: int  # since the epoch, UTC
-    num_votes_cast: int | None  # by the judge, over all of its runs; None: it ended before votes were counted
+    num_votes_cast: int  # by the judge, over all of its runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,7 +137,7 @@ class ExchangeCompleted(SessionEvent):
     output_logprobs: LogProbs  # one per output id, at the sampling temperature
     finish_reason: FinishReason
     cached_tokens: int | None  # prompt tokens that the engine had cached; None: not reported
-    num_spliced: int | None  # earlier answers that the prompt repeats as sampled tokens; None: not recorded
+    num_spliced: int  # earlier answers that the prompt repeats as sampled tokens
     trace_id: str | None  # of the request's traceparent
     received_at_ms: int  # since the epoch, UTC; so are the next two
     first_token_at_ms: int | None  # None: the answer has no tokens
@@ -170,7 +170,7 @@ class ExchangeFailed(SessionEvent):
     message: bytes | None = (
         None  # what a client that went away had been sent, as JSON; None: nothing, or one of several answers
     )
-    num_sent_tokens: int | None = None  # so many output_ids were sent; None, here and in the next three: not said
+    num_sent_tokens: int | None = None  # so many output_ids were sent; None, here and in the next three: no `message`
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
     versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile
     sampling: Sampling | None = None

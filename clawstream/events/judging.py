@@ -133,7 +133,7 @@ class HintAbsent(SessionEvent):
     prompt_version: str
     revision: int
     reason: HintAbsence
-    num_offered: int | None  # None: an older record, which did not say
+    num_offered: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

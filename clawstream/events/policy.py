@@ -3,7 +3,7 @@
 Version 0 is the base; the n-th plan names version n. A number is used once: that of a rejected step is never published
 or planned again, and the next version's parent is the version before the rejected one. So each plan ends in StepTaken
 with PolicyPublished, or in StepRejected; both use up its samples. A sample's age in versions counts published versions
-alone; older StepTaken records count rejected ones too.
+alone.
 """
 
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ class PlannedTurn:
     turn_id: str  # or the id of a refreshed answer, which counts as a turn of its own
     judge: str
     prompt_version: str
-    revision: int | None = None  # of the planned sample; None: not recorded
-    num_feedback: int | None = None  # that the sample knows; None: none, or not recorded
+    revision: int  # of the planned sample
+    num_feedback: int | None = None  # that the sample knows; None: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class BatchPlanned(PolicyEvent):
     planned_at_ms: int  # since the epoch, UTC
     replay: str | None = None  # whose samples they are; None: the live ones
     rollback: int | None = None  # the number of the rollback that it carries out, without samples; None: no rollback
-    turns: tuple[PlannedTurn, ...] | None = None  # of the samples, in their order; None: not said
+    turns: tuple[PlannedTurn, ...]  # of the samples, in their order
     advantages: tuple[float, ...] | None = None  # of the samples, in their order; None: computed from the rewards
 
 
@@ -89,10 +89,10 @@ class StepTaken(PolicyEvent):
     max_versions_behind: int
     step_ms: int
     taken_at_ms: int
-    entropy_nats: float | None = None  # the policy's mean over trained tokens; None: none was, or not recorded
+    entropy_nats: float | None = None  # the policy's mean over trained tokens; None: none was
     behaviour_kl_nats: float | None = None  # sampled - old, a token: how far the engine's policy was from the trainer's
     mean_response_tokens: float | None = None  # of the answers trained on
-    weights_changed_share: float | None = None  # of the published numbers; None: no step was taken, or not said
+    weights_changed_share: float | None = None  # of the published numbers; None: no step was taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

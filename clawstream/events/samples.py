@@ -71,7 +71,7 @@ class SampleAssembled(SessionEvent):
     response_logprobs: LogProbs  # of the behaviour policy, at `temperature`
     trained: Mask  # one per response id
     temperature: float
-    sampling: Sampling | None  # as the exchange says it; None: a sample of a version that did not say
+    sampling: Sampling  # as the exchange says it
     policy_id: str
     versions: tuple[VersionSpan, ...]
     num_earlier_turns: int  # main turns of the session before this one; 0: its first answer
@@ -100,18 +100,10 @@ class SampleAssembled(SessionEvent):
 
     @property
     def event_id(self) -> str:
-        """One per answer, look and known feedback (its number and scores); `id_without_feedback` if there is none."""
+        """One per answer, look and known feedback (its number and scores)."""
         heard = (self.num_feedback, self.person_reward, self.environment_reward, self.heuristic_reward)
-        return derived_id("SampleAssembled", *self._look, *([] if self.num_feedback is None else heard))
-
-    @property
-    def id_without_feedback(self) -> str:
-        """The id of the same look's sample before any feedback."""
-        return derived_id("SampleAssembled", *self._look)
-
-    @property
-    def _look(self) -> tuple[str, str, str, int]:
-        return self.answer_id, self.judge, self.prompt_version, self.revision
+        look = (self.answer_id, self.judge, self.prompt_version, self.revision)
+        return derived_id("SampleAssembled", *look, *(() if self.num_feedback is None else heard))
 
     @property
     def sample_id(self) -> str:

@@ -31,7 +31,7 @@ class TurnPaired(SessionEvent):
     turn_id: str
     next_exchange_id: str
     next_state: tuple[int, ...]  # indices into the whole request's messages, ascending, not empty
-    interrupted: bool | None = False  # None: an older record; no interrupted answer was paired then
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

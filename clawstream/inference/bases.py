@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from clawstream.errors import ConfigError, OtherBase
-from clawstream.events import BaseNamed, PolicyEvent, PolicyPublished
+from clawstream.events import BaseNamed, PolicyEvent
 
 MANIFEST = "manifest.json"
 ADAPTER_CONFIG = "adapter_config.json"  # peft's description of an adapter
@@ -103,19 +103,15 @@ def fingerprint(folder: Path, digest: Digest = sha256_of_file) -> str:
     return _of_all(folder, [p for p in folder.iterdir() if p.suffix in _WEIGHTS or p.name == "config.json"], digest)
 
 
-def to_name(
-    policy_id: str, base: Base, events: Sequence[PolicyEvent], *, checkpoints_dir: Path, now_ms: int
-) -> BaseNamed | None:
+def to_name(policy_id: str, base: Base, events: Sequence[PolicyEvent], *, now_ms: int) -> BaseNamed | None:
     """Return the event that names `base` on the log of a policy; None: the log names it already.
 
-    `events` are those of the policy. Raises OtherBase where they name another base; where they name none, if version 0
-    or the newest checkpoint in `checkpoints_dir` was made of another.
+    `events` are those of the policy. Raises OtherBase where they name another base.
     """
     refuse_other(policy_id, base, events)
     model, tokenizer = _named(events)
-    if model is None and base.model_sha256 is not None:
-        _refuse_other_than_before(policy_id, base, events, checkpoints_dir)
-    elif tokenizer is not None or base.tokenizer_sha256 is None:
+    names_the_model = model is None and base.model_sha256 is not None
+    if not names_the_model and (tokenizer is not None or base.tokenizer_sha256 is None):
         return None
     return BaseNamed(
         policy_id=policy_id,
@@ -145,21 +141,6 @@ def _named(events: Sequence[PolicyEvent]) -> tuple[BaseNamed | None, BaseNamed |
         next((one for one in said if one.model_sha256 is not None), None),
         next((one for one in said if one.tokenizer_sha256 is not None), None),
     )
-
-
-def _refuse_other_than_before(policy_id: str, base: Base, events: Sequence[PolicyEvent], checkpoints_dir: Path) -> None:
-    """Raise OtherBase where a policy from before bases were named provably began with another base."""
-    for state in sorted(checkpoints_dir.glob(f"v*/{STATE_FOLDER}/state.json"), reverse=True)[:1]:
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            began = json.loads(state.read_bytes())["base_sha256"]
-            if began != base.model_sha256:
-                raise _other(policy_id, base, "model", began, base.model_sha256, f"by {state}")
-    for event in events:
-        if isinstance(event, PolicyPublished) and event.policy_version == 0 and event.manifest_sha256 is None:
-            with suppress(OSError):
-                before = Path(event.path)
-                if before.resolve() != base.path.resolve() and (began := fingerprint(before)) != base.model_sha256:
-                    raise _other(policy_id, base, "model", began, base.model_sha256, f"as its version 0, in {before}")
 
 
 def _other(policy_id: str, base: Base, what: str, began: str | None, found: str | None, where: str) -> OtherBase:

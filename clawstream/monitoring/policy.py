@@ -7,7 +7,7 @@ either may come first.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from clawstream.events import (
     NOBODY,
     BatchPlanned,
     Event,
-    PlannedTurn,
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
@@ -127,7 +126,13 @@ def newest(known: dict[int, VersionFacts]) -> int | None:
     return max((number for number, one in known.items() if one.published is not None), default=None)
 
 
-PLANNED_KEPT = 8192  # ids and turns of the newest plans; samples of older plans lie below `used_up`
+PLANNED_KEPT = 8192  # answers of the newest plans, twice each; samples of older plans lie below `used_up`
+
+
+class _Answer(NamedTuple):
+    turn_id: str
+    judge: str
+    prompt_version: str
 
 
 class _SampleOffset(NamedTuple):
@@ -139,7 +144,7 @@ class _SampleOffset(NamedTuple):
 
 
 class LearnedFrom(NamedTuple):
-    """How many samples of the steps learned from what; plans that name no turns are not counted."""
+    """How many samples of the steps learned from what."""
 
     samples: int = 0
     with_feedback: int = 0  # a thumb, a score or a heuristic's
@@ -159,8 +164,8 @@ class PolicyBoard:
         """`due` says when a batch is due; None: only the number of samples tells, as where groups are trained on."""
         self._policy_id = policy_id
         self._due = due
-        self._waiting: dict[PlannedTurn, _SampleOffset] = {}
-        self._planned: dict[str | PlannedTurn, None] = {}  # sample ids and turns, in order of planning
+        self._waiting: dict[_Answer, _SampleOffset] = {}
+        self._planned: dict[str | _Answer, None] = {}  # by any judge, and by the one named; in order of planning
         self._newest_plan: Planned | None = None
         self._used_up: dict[tuple[str, int], int] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
@@ -241,8 +246,8 @@ class PolicyBoard:
         self.trainer = TrainerSign(what, record.timestamp_ms, in_step)
 
     def _wait(self, sample: SampleAssembled, where: _SampleOffset) -> None:
-        turn = PlannedTurn(turn_id=sample.answer_id, judge=sample.judge, prompt_version=sample.prompt_version)
-        if self._is_planned(turn, sample.sample_id, sample.id_without_feedback) or self._is_used_up(where):
+        turn = _Answer(sample.answer_id, sample.judge, sample.prompt_version)
+        if self._is_planned(turn) or self._is_used_up(where):
             return
         if turn.judge == NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
             return
@@ -252,32 +257,32 @@ class PolicyBoard:
         is_revision = before.sample_id != where.sample_id
         self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
 
-    def _in_place_of(self, turn: PlannedTurn, where: _SampleOffset) -> _SampleOffset:
+    def _in_place_of(self, turn: _Answer, where: _SampleOffset) -> _SampleOffset:
         before = self._waiting.pop(turn, where)
         return where._replace(timestamp_ms=before.timestamp_ms)
 
-    def _is_planned(self, turn: PlannedTurn, *sample_ids: str) -> bool:
-        """Return whether a plan names the turn or a sample; a turn's plan without a judge counts for all judges."""
+    def _is_planned(self, turn: _Answer) -> bool:
+        """Return whether a plan names the turn; a turn's plan without a judge counts for all judges."""
         any_judge = turn.turn_id if turn.judge == NOBODY else _of_nobody(turn)
-        return any(name in self._planned for name in (turn, any_judge, *sample_ids))
+        return turn in self._planned or any_judge in self._planned
 
     def _plan(self, plan: BatchPlanned, at_ms: int) -> None:
         if self._newest_plan is not None and plan.policy_version <= self._newest_plan.policy_version:
             return  # of two plans for a version the first counts
         self._told_by[plan.policy_version] = LearnedFrom(
-            samples=len(plan.turns or ()),
-            with_feedback=sum(bool(turn.num_feedback) for turn in plan.turns or ()),
-            judged=sum(turn.judge != NOBODY for turn in plan.turns or ()),
+            samples=len(plan.turns),
+            with_feedback=sum(bool(turn.num_feedback) for turn in plan.turns),
+            judged=sum(turn.judge != NOBODY for turn in plan.turns),
         )
         self._newest_plan = Planned(plan.policy_version, len(plan.sample_ids), at_ms)
-        turns = [replace(turn, revision=None, num_feedback=None) for turn in plan.turns or ()]
-        self._planned |= dict.fromkeys((*plan.sample_ids, *turns, *(turn.turn_id for turn in turns)))
+        for turn in plan.turns:
+            self._planned |= {turn.turn_id: None, _Answer(turn.turn_id, turn.judge, turn.prompt_version): None}
         for end in plan.offsets:
             partition = (end.topic, end.partition)
             self._used_up[partition] = max(end.next_offset, self._used_up.get(partition, 0))
-        for turn, where in list(self._waiting.items()):
-            if self._is_planned(turn, where.sample_id) or self._is_used_up(where):
-                del self._waiting[turn]
+        for waiting, where in list(self._waiting.items()):
+            if self._is_planned(waiting) or self._is_used_up(where):
+                del self._waiting[waiting]
         while len(self._planned) > PLANNED_KEPT:
             del self._planned[next(iter(self._planned))]
 
@@ -285,5 +290,5 @@ class PolicyBoard:
         return where.offset < self._used_up.get((where.topic, where.partition), 0)
 
 
-def _of_nobody(turn: PlannedTurn) -> PlannedTurn:
-    return PlannedTurn(turn_id=turn.turn_id, judge=NOBODY, prompt_version=NOBODY)
+def _of_nobody(turn: _Answer) -> _Answer:
+    return _Answer(turn.turn_id, NOBODY, NOBODY)

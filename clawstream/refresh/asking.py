@@ -57,19 +57,15 @@ def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_p
         case AnswerRefreshed():
             return RefreshResult(known | {(event.turn_id, event.number)}, [])
         case RefreshAsked(policy_id=whose) if whose == policy_id:
-            return _asked(known, event, event.sampling, event.asked_at_ms, (FOR_A_LATE_SAMPLE,))
-        case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str(), sampling=Sampling() as sampling) if (
-            whose == policy_id
-        ):
+            return _asked(known, event, event.asked_at_ms, (FOR_A_LATE_SAMPLE,))
+        case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str()) if whose == policy_id:
             first = FOR_A_LATE_SAMPLE + 1
-            num_further = min(answers_per_hint - 1, 1) if sampling.is_greedy else answers_per_hint - 1
-            return _asked(known, event, sampling, at_ms, range(first, first + num_further))
+            num_further = min(answers_per_hint - 1, 1) if event.sampling.is_greedy else answers_per_hint - 1
+            return _asked(known, event, at_ms, range(first, first + num_further))
     return RefreshResult(known, [])
 
 
-def _asked(
-    known: Known, event: RefreshAsked | SampleAssembled, sampling: Sampling, at_ms: int, numbers: Iterable[int]
-) -> RefreshResult:
+def _asked(known: Known, event: RefreshAsked | SampleAssembled, at_ms: int, numbers: Iterable[int]) -> RefreshResult:
     asks = [
         RefreshRequest(
             session_id=event.session_id,
@@ -77,7 +73,7 @@ def _asked(
             number=number,
             policy_id=event.policy_id,
             prompt_ids=event.prompt_ids,
-            sampling=sampling,
+            sampling=event.sampling,
             at_ms=at_ms,
         )
         for number in numbers

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from clawstream.config import JudgeSettings, Settings
 from clawstream.conversation.continuing import Renderer
 from clawstream.errors import UnusableEvent
-from clawstream.events import Event, ReplayStarted, RewardWeights, SampleAssembled, VotesFrom
+from clawstream.events import Event, ReplayStarted, SampleAssembled, VotesFrom
 from clawstream.judging.heuristics_stage import heuristic_named, scored_again
 from clawstream.judging.stage import Judge, aggregation, judging_stage
 from clawstream.samples.joining import SampleRules, TeacherRule
@@ -142,7 +142,7 @@ def following(cause: Record, topic: str, event: Event) -> Record:
 
 def judge_settings(settings: JudgeSettings, started: ReplayStarted) -> JudgeSettings:
     """Return the settings with the values that the replay's first event holds."""
-    return settings.model_copy(update={"votes": started.num_votes, "hint_quorum": started.hint_quorum or 1})
+    return settings.model_copy(update={"votes": started.num_votes, "hint_quorum": started.hint_quorum})
 
 
 def hosted(
@@ -152,7 +152,7 @@ def hosted(
     section = judge_settings(settings.judge, started)
     asks = None if started.teacher is None else TeacherRule(started.teacher, waits=False)
     rules = SampleRules(
-        renderer, started.off_distribution, started.reward_weights or RewardWeights(), asks=asks,
+        renderer, started.off_distribution, started.reward_weights, asks=asks,
         grouped=settings.training.method == "stepwise", interrupted=settings.samples.interrupted,
     )  # fmt: skip
     scored_by = [] if started.heuristic_function is None else [heuristic_named(started.heuristic_function)]

@@ -90,7 +90,7 @@ def hinted_prompt(
 ) -> Hinted:
     """Return the prompt of `answer` with `hint` in it, if it can be made."""
     recalled = session.recalled
-    if answer.exchange.num_spliced:  # None: recorded by a gateway that spliced no answers
+    if answer.exchange.num_spliced:
         recalled = recalled._replace(given=_given_before(session, answer))
     messages = tuple(map(parse, asked.messages))
     request = Request(messages=messages, raw=asked.messages, options=parse(asked.options))

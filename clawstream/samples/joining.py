@@ -57,7 +57,7 @@ class TeacherRule(NamedTuple):
 
 
 class SampleRules(NamedTuple):
-    """How samples are made; `off_distribution` None: answers off the policy's distribution are like any others.
+    """How samples are made.
 
     `judged` False: feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of groups are
     trained on by their attempts' outcomes, and have samples even without a score of their own. `interrupted`: the sent
@@ -65,7 +65,7 @@ class SampleRules(NamedTuple):
     """
 
     renderer: Renderer
-    off_distribution: OffDistribution | None = OffDistribution.REFUSE
+    off_distribution: OffDistribution = OffDistribution.REFUSE
     weights: RewardWeights = RewardWeights()
     judged: bool = True
     asks: TeacherRule | None = None
@@ -207,7 +207,7 @@ def _said(
     if answer.interrupted and not (rules.interrupted and answer.exchange.versions):
         return RefusalReason.INTERRUPTED
     parts = parts_of(judged, opinions)
-    if rules.off_distribution is None or answer.exchange.sampling.of_the_policy:
+    if answer.exchange.sampling.of_the_policy:
         return _SampleSignals(hint, parts, opinions.num_changes, reward_of(parts, rules.weights), without_hint)
     if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
         return RefusalReason.OFF_DISTRIBUTION

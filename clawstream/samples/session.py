@@ -68,7 +68,7 @@ def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
         output_logprobs=failed.output_logprobs[:num_sent],
         finish_reason=FinishReason.STOP,
         cached_tokens=None,
-        num_spliced=None,
+        num_spliced=0,  # not on record: a hinted prompt is rendered without splices
         trace_id=None,
         received_at_ms=failed.received_at_ms,
         first_token_at_ms=None,

@@ -66,11 +66,11 @@ class GateMemory:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "GateMemory":
-        """Return the memory that a checkpoint's plain values describe; an empty mapping gives a new memory."""
+        """Return the memory that a checkpoint's plain values describe."""
         parts = ("prompt_ids", "response_ids")
-        canaries = [Canary(**c | {name: tuple(c[name]) for name in parts}) for c in plain.get("canaries", ())]
-        verdicts = [JudgedReward(good=good, hinted=hinted) for good, hinted in plain.get("verdicts", ())]
-        return cls(canaries=tuple(canaries), verdicts=tuple(verdicts), as_it_is=plain.get("as_it_is", False))
+        canaries = [Canary(**c | {name: tuple(c[name]) for name in parts}) for c in plain["canaries"]]
+        verdicts = [JudgedReward(good=good, hinted=hinted) for good, hinted in plain["verdicts"]]
+        return cls(canaries=tuple(canaries), verdicts=tuple(verdicts), as_it_is=plain["as_it_is"])
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values that `of` takes."""
@@ -120,7 +120,7 @@ class WrittenAnswer:
 
 def stopped(sample: SampleAssembled) -> bool:
     """Return whether the client's request may have ended the answer, so that its own end is not known."""
-    return sample.sampling is not None and bool(sample.sampling.stop or sample.sampling.shaping)
+    return bool(sample.sampling.stop or sample.sampling.shaping)
 
 
 def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | None:

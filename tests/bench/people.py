@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from renderers import Qwen3RendererConfig
 
-from clawstream.events import SampleAssembled, VersionSpan, float32
+from clawstream.events import SampleAssembled, Sampling, VersionSpan, float32
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation import reactions
 from clawstream.simulation.opinions import HABITS, HINTS, Wish
@@ -141,7 +141,9 @@ class People:
             response_logprobs=logps,
             trained=(1,) * count,
             temperature=self._temperature,
-            sampling=None,
+            sampling=Sampling(
+                temperature=self._temperature, top_p=1.0, top_k=None, max_tokens=count, seed=None, stop=()
+            ),
             policy_id="policy",
             versions=(VersionSpan(policy_version=version, num_tokens=count),),
             num_earlier_turns=0,

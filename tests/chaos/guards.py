@@ -83,7 +83,7 @@ def _take_samples_again() -> None:
     from clawstream.training.batches.planning import Arrival, Batcher, DropReason
 
     def receive(self: Batcher, arrival: Arrival, own: Any = Batcher.receive) -> DropReason | None:
-        self._taken.difference_update((arrival.sample.sample_id, arrival.sample.id_without_feedback))
+        self._taken.discard(arrival.sample.sample_id)
         self._turns.pop(arrival.sample.turn_id, None)
         found: DropReason | None = own(self, arrival)
         return found

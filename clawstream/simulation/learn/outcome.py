@@ -5,7 +5,7 @@ The one rule: a figure that was not measured is None, and a failed cell has its 
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from clawstream.events import StepTaken
@@ -38,7 +38,7 @@ class StepFigures:
     learning_rate: float
     versions_behind: float
     weights_changed_share: float | None
-    version: int | None = None  # the numbers that are left out are of rejected steps
+    version: int  # the numbers that are left out are of rejected steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ class CellOutcome:
     steps: tuple[StepFigures, ...]
     run_s: float
     code: str  # of the package that ran it
-    rejected: int | None = None  # steps that were no update; None, here and below: an older version did not say
-    requests_failed: int | None = None
-    at_flip: VersionScore | None = None  # of the version at the flip, by what people want from then on
-    environment_steps: int | None = None  # answers that agents got; None: people talked
+    rejected: int  # steps that were no update
+    requests_failed: int
+    at_flip: VersionScore | None  # of the version at the flip, by what people want from then on; None: there was none
+    environment_steps: int | None  # answers that agents got; None: people talked
 
     def as_json(self) -> dict[str, Any]:
         """What `outcome_of` reads."""
@@ -87,7 +87,7 @@ class ReportRow:
         return flipped or self.reference
 
     def rejected_share(self, until: int) -> float | None:
-        """The share of steps that were rejected, up to the one that made update `until`; None: that was not said, or
+        """The share of steps that were rejected, up to the one that made update `until`; None: there is none, or
         the run counts rounds.
         """
         if self.outcome is None or CASTS[self.cell.scenario].attempts is not None:
@@ -184,11 +184,11 @@ def update_of(step: StepTaken, update: int) -> StepFigures:
 def outcome_of(found: Mapping[str, Any]) -> CellOutcome:
     """Return the outcome that was written as `as_json`, once or more often through JSON."""
     return CellOutcome(
-        **{field.name: found[field.name] for field in fields(CellOutcome) if field.name in found}
+        **dict(found)
         | {
             "scores": {int(update): VersionScore(**score) for update, score in found["scores"].items()},
             "interactions": {int(update): number for update, number in found["interactions"].items()},
-            "at_flip": VersionScore(**at_flip) if (at_flip := found.get("at_flip")) else None,
+            "at_flip": VersionScore(**at_flip) if (at_flip := found["at_flip"]) else None,
             "steps": tuple(StepFigures(**step) for step in found["steps"]),
         }
     )

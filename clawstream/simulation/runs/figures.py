@@ -18,9 +18,9 @@ class VersionScore:
     low: float  # 95 % interval
     high: float
     num_problems: int
-    num_right: int | None = None  # in whatever style; None, here and below: measured by an older version
-    num_styled: int | None = None  # right or not
-    by_persona: Mapping[str, float] | None = None  # each person's share
+    num_right: int  # in whatever style
+    num_styled: int | None  # right or not; None, here and below: agents answered, who are asked for no style
+    by_persona: Mapping[str, float] | None  # each person's share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -286,7 +286,6 @@ class Following:
 
 def _refresh(late: Arrival) -> RefreshAsked:
     sample = late.sample
-    assert sample.sampling is not None, "what was sampled nobody knows how is not sampled so again"
     return RefreshAsked(
         session_id=sample.session_id,
         turn_id=sample.turn_id,

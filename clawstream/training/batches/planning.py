@@ -108,7 +108,7 @@ class Batcher:
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
         self._taken: set[str] = set()  # in a plan
         self._stale: set[str] = set()  # dropped for good; never trained on, so their revisions are not late
-        self._turns: defaultdict[str, dict[_Judge, _Revision | None]] = defaultdict(dict)  # planned, by answer
+        self._turns: defaultdict[str, dict[_Judge, _Revision]] = defaultdict(dict)  # planned, by answer
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # ids of waiting samples, by answer
         self._newest: dict[_Answer, _Revision] = {}  # the newest revision of answers with feedback
         self._late: dict[str, Arrival] = {}  # late samples whose prompts are to be answered again, by turn
@@ -233,7 +233,7 @@ class Batcher:
                 if came is not None:
                     self._keep_late(came)
         self._chosen = {}
-        for name in self._groups.end(turn.turn_id for turn in plan.turns or ()):
+        for name in self._groups.end(turn.turn_id for turn in plan.turns):
             if self._let_go(name) is not None:
                 self.dropped[DropReason.LEFT_OUT] += 1
 
@@ -307,9 +307,7 @@ class Batcher:
         return Batch(samples=samples, offsets=self._offsets(without=self._chosen))
 
     def _is_late(self, sample: SampleAssembled) -> bool:
-        """Return whether the sample's turn is in a plan; plans written by older releases name only samples."""
-        if sample.id_without_feedback in self._taken:
-            return True
+        """Return whether a plan names a revision of the sample's turn."""
         return any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.answer_id, ()))
 
     def _keep_late(self, arrival: Arrival) -> None:
@@ -317,18 +315,14 @@ class Batcher:
         sample = arrival.sample
         is_new = sample.turn_id not in self._asked and sample.turn_id not in self._late
         counts = self._rules.refreshes and sample.refreshed_id is None and sample.hint is not None
-        if is_new and counts and sample.sampling is not None and self._is_after_planned(sample):
+        if is_new and counts and self._is_after_planned(sample):
             self._late[sample.turn_id] = arrival
 
     def _is_after_planned(self, sample: SampleAssembled) -> bool:
-        if sample.id_without_feedback in self._taken:
-            return sample.num_feedback is not None
-        planned = [
-            revision
-            for judge, revision in self._turns.get(sample.answer_id, {}).items()
-            if _is_one(judge, _judge(sample))
-        ]
-        return all(revision is not None and revision < _revision(sample) for revision in planned)
+        planned = self._turns.get(sample.answer_id, {})
+        return all(
+            revision < _revision(sample) for judge, revision in planned.items() if _is_one(judge, _judge(sample))
+        )
 
     def _rivals(self, sample: SampleAssembled) -> list[SampleAssembled]:
         """Return the waiting revisions of the sample's turn; there is at most one."""
@@ -370,8 +364,8 @@ class Batcher:
 
     def _take(self, plan: BatchPlanned) -> None:
         self._taken.update(plan.sample_ids)
-        for turn in plan.turns or ():
-            self._turns[turn.turn_id][turn.judge, turn.prompt_version] = _planned_revision(turn)
+        for turn in plan.turns:
+            self._turns[turn.turn_id][turn.judge, turn.prompt_version] = _revision(turn)
 
     def _drop_stale(self, parent_version: int) -> None:
         bound = self._rules.max_versions_behind
@@ -465,18 +459,13 @@ def _answer(sample: SampleAssembled) -> _Answer:
     return sample.answer_id, sample.judge, sample.prompt_version
 
 
-def _planned_revision(turn: PlannedTurn) -> _Revision | None:
-    """Return the planned revision of the turn; None: the plan does not say."""
-    return None if turn.revision is None else (turn.judge != NOBODY, turn.revision, turn.num_feedback or 0)
-
-
 def _is_one(one: _Judge, other: _Judge) -> bool:
     """Return whether samples of these judges are revisions of one: one without a judge belongs to every judge."""
     return one == other or NOBODY in (one[0], other[0])
 
 
-def _revision(sample: SampleAssembled) -> _Revision:
-    return sample.judge != NOBODY, sample.revision, sample.num_feedback or 0
+def _revision(of: SampleAssembled | PlannedTurn) -> _Revision:
+    return of.judge != NOBODY, of.revision, of.num_feedback or 0
 
 
 def _outranks(one: SampleAssembled, other: SampleAssembled) -> bool:

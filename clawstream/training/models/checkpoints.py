@@ -159,12 +159,11 @@ def _checkpoint(folder: Path, body: dict[str, Any], sha256: str) -> Checkpoint:
         raise _unusable(folder, MANIFEST, f"format {body['format']}", f"format {FORMAT}")
     plan = body["plan"]
     offsets = tuple(TopicOffset(**offset) for offset in plan["offsets"])
-    turns = plan["turns"]
     parts = {
         "offsets": offsets,
         "sample_ids": tuple(plan["sample_ids"]),
         "settings": plan["settings"].encode(),
-        "turns": None if turns is None else tuple(PlannedTurn(**turn) for turn in turns),
+        "turns": tuple(PlannedTurn(**turn) for turn in plan["turns"]),
     }
     return Checkpoint(
         path=folder,

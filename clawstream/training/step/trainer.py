@@ -211,8 +211,9 @@ class Trainer:
                 "started with, or give the new policy an id of its own."
             )
         self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
-        self._schedule = self._saved_schedule(state, facts.get("schedule", {}))
-        self._memory = GateMemory.of(facts.get("gate", {}))
+        saved = facts["schedule"]
+        self._schedule = Schedule(**saved | {"last_rewards": tuple(saved["last_rewards"])})
+        self._memory = GateMemory.of(facts["gate"])
         for kind, values in self._model.load_moments(state).items():
             for name, value in values.items():
                 self._optimizer.state[self._model.moved[name]][kind] = value
@@ -224,12 +225,6 @@ class Trainer:
         self._ema = self._model.copy() if self._settings.teacher == "ema" else None
         self._schedule = Schedule()
         self._memory = GateMemory()
-
-    def _saved_schedule(self, state: Path, saved: dict[str, Any]) -> Schedule:
-        if "num_updates" not in saved:
-            log.warning("learning_rate_starts_anew folder=%s reason=the checkpoint does not count its updates", state)
-            return Schedule()
-        return Schedule(**saved | {"last_rewards": tuple(saved["last_rewards"])})
 
     def _saved_ema(self, state: Path) -> dict[str, Tensor]:
         saved = self._model.load_state(state, "ema")

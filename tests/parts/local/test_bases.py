@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 from tests.fakes.memory_log import MemoryLog
-from tests.unit.monitoring.said import published, sample
+from tests.unit.monitoring.said import sample
 
 
 def folder(path: Path, weights: str = "mine", tokenizer: str | None = "letters") -> Path:
@@ -130,35 +129,6 @@ async def test_of_two_bases_that_are_named_at_once_the_first_on_the_log_is_the_p
     [log.other] = await said(first)
     with pytest.raises(OtherBase, match="model"):
         await name_base(log, settings(tmp_path, folder(tmp_path / "mine")))
-
-
-async def test_a_log_from_before_bases_were_named_takes_the_first_that_comes(tmp_path: Path) -> None:
-    log = MemoryLog()
-    gone = tmp_path / "gone"
-    await log.append([published(0, str(gone))])
-    await name_base(log, settings(tmp_path, folder(tmp_path / "mine")))
-    assert isinstance((await said(log))[-1], BaseNamed)
-
-
-async def test_a_log_from_before_refuses_what_its_version_0_was_not(tmp_path: Path) -> None:
-    log = MemoryLog()
-    before = replace(published(0, str(folder(tmp_path / "before"))), manifest_sha256=None)
-    await log.append([before])
-    another = folder(tmp_path / "another", "another's")
-    with pytest.raises(OtherBase, match="as its version 0"):
-        await name_base(log, settings(tmp_path, another))
-    await name_base(log, settings(tmp_path, folder(tmp_path / "moved")))
-
-
-async def test_a_log_from_before_refuses_what_its_checkpoints_were_not_made_of(tmp_path: Path) -> None:
-    mine, another = folder(tmp_path / "mine"), folder(tmp_path / "another", "another's")
-    state = settings(tmp_path, mine).checkpoints_dir / "v000003" / "trainer"
-    state.mkdir(parents=True)
-    (state / "state.json").write_text(f'{{"base_sha256": "{fingerprint(mine)}"}}')
-    log = MemoryLog()
-    with pytest.raises(OtherBase, match=r"v000003/trainer/state\.json"):
-        await name_base(log, settings(tmp_path, another))
-    await name_base(log, settings(tmp_path, mine))
 
 
 def test_a_file_is_hashed_again_only_where_its_size_or_its_time_differs(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_each_revision_of_a_sample_says_whether_it_was_planned_or_came_too_late(
     plan = BatchPlanned(
         policy_id="policy", policy_version=1, parent_version=0, sample_ids=(planned.sample_id, alone.sample_id),
         offsets=(), seed=0, settings=b"{}", planned_at_ms=0,
-        turns=(PlannedTurn(turn_id=one_session.FIRST, judge="judge", prompt_version="v1"),),
+        turns=(PlannedTurn(turn_id=one_session.FIRST, judge="judge", prompt_version="v1", revision=0),),
     )  # fmt: skip
     write_all(emptied, logs.records([first, planned, late, gone, waits, alone, after, plan]))
     rows = {row["sample_id"]: row for row in _rows(emptied, "SELECT * FROM sample_revisions")}

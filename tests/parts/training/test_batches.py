@@ -15,6 +15,7 @@ from clawstream.training.batches.planning import (
     BatchRules,
     DropReason,
     resume_offsets,
+    turn_of,
     versions_behind,
 )
 from tests.parts.training import tiny
@@ -41,6 +42,7 @@ def plan_of(batch: Batch, version: int) -> BatchPlanned:
         seed=version,
         settings=b"{}",
         planned_at_ms=0,
+        turns=tuple(map(turn_of, batch.samples)),
     )
 
 

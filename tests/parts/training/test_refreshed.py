@@ -121,14 +121,13 @@ def test_what_was_dropped_for_its_age_was_not_trained_on_so_no_revision_of_it_is
     assert batcher.due(parent_version=1, now_ms=10**9) is None
 
 
-@pytest.mark.parametrize("says_turns", [True, False])
-def test_one_turn_is_answered_anew_once_whatever_else_comes_late(*, says_turns: bool) -> None:
+def test_one_turn_is_answered_anew_once_whatever_else_comes_late() -> None:
     batcher = Batcher(REFRESHING)
     for offset, name in enumerate("ab"):
         batcher.receive(arrival(sample(name), offset))
     batch = batcher.due(parent_version=0, now_ms=0)
     assert batch is not None
-    again = Batcher(REFRESHING, [plan_of(batch, 1, says_turns=says_turns)], executed_version=1)
+    again = Batcher(REFRESHING, [plan_of(batch, 1)], executed_version=1)
     for heard in (1, 2):
         assert again.receive(arrival(sample("a", num_feedback=heard), 2 + heard)) is DropReason.LATE
     assert len(again.to_refresh()) == 1
@@ -141,11 +140,10 @@ def test_one_turn_is_answered_anew_once_whatever_else_comes_late(*, says_turns: 
     "late",
     [
         replace(sample("a", num_feedback=1), hint=None, hinted_prompt_ids=None),
-        replace(sample("a", num_feedback=1), sampling=None),
         replace(sample("a", num_feedback=1), policy_id="other"),
     ],
 )
-def test_what_no_hint_could_score_or_nobody_knows_how_to_sample_is_recorded_alone(late: SampleAssembled) -> None:
+def test_what_no_hint_could_score_or_another_policy_answered_is_recorded_alone(late: SampleAssembled) -> None:
     batcher = Batcher(REFRESHING, [plan_of_one(sample("a"))], executed_version=1)
     batcher.receive(arrival(late, 1))
     assert batcher.to_refresh() == ()

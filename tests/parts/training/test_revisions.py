@@ -30,7 +30,7 @@ def arrival(sample: SampleAssembled, offset: int = 0, timestamp_ms: int = 0) -> 
     return Arrival(topic="samples", partition=0, offset=offset, timestamp_ms=timestamp_ms, sample=sample)
 
 
-def plan_of(batch: Batch, version: int, *, says_turns: bool = True) -> BatchPlanned:
+def plan_of(batch: Batch, version: int) -> BatchPlanned:
     return BatchPlanned(
         policy_id="policy",
         policy_version=version,
@@ -40,7 +40,7 @@ def plan_of(batch: Batch, version: int, *, says_turns: bool = True) -> BatchPlan
         seed=version,
         settings=b"{}",
         planned_at_ms=0,
-        turns=tuple(map(turn_of, batch.samples)) if says_turns else None,
+        turns=tuple(map(turn_of, batch.samples)),
     )
 
 
@@ -172,17 +172,14 @@ def test_a_newer_revision_is_planned_where_the_plan_on_its_way_did_not_get_to_th
     assert newer in batch.samples
 
 
-@pytest.mark.parametrize("says_turns", [True, False])
 @pytest.mark.parametrize("restarted", [True, False])
-def test_a_revision_of_a_turn_that_is_planned_is_late_also_after_a_restart(
-    *, says_turns: bool, restarted: bool
-) -> None:
+def test_a_revision_of_a_turn_that_is_planned_is_late_also_after_a_restart(*, restarted: bool) -> None:
     batcher = Batcher(RULES)
     for offset, name in enumerate("ab"):
         batcher.receive(arrival(tiny.sample(name), offset))
     batch = batcher.due(parent_version=0, now_ms=0)
     assert batch is not None
-    plan = plan_of(batch, 1, says_turns=says_turns)
+    plan = plan_of(batch, 1)
     batcher.plan(plan)
     if restarted:
         batcher = Batcher(RULES, [plan], executed_version=1)
@@ -257,4 +254,4 @@ async def test_late_feedback_is_never_trained_and_early_feedback_takes_the_first
     named = [name for plan in plans for name in plan.sample_ids]
     assert len(named) == len(set(named)) == 6
     assert set(plans[1].sample_ids) == {one.sample_id for one in (waiting[1], revised, tiny.sample("f"))}
-    assert sorted(turn.turn_id for turn in plans[1].turns or ()) == ["d", "e", "f"]
+    assert sorted(turn.turn_id for turn in plans[1].turns) == ["d", "e", "f"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.events import SampleAssembled, VersionSpan, float32
+from clawstream.events import SampleAssembled, Sampling, VersionSpan, float32
 
 VOCABULARY = 96
 
@@ -71,7 +71,9 @@ def sample(
         response_logprobs=float32(-rng.uniform(3, 6) for _ in range(response_tokens)),
         trained=(1,) * response_tokens,
         temperature=temperature,
-        sampling=None,
+        sampling=Sampling(
+            temperature=temperature, top_p=1.0, top_k=None, max_tokens=response_tokens, seed=None, stop=()
+        ),
         policy_id=policy_id,
         versions=(VersionSpan(policy_version=version, num_tokens=response_tokens),),
         num_earlier_turns=0,

@@ -49,7 +49,7 @@ def kept() -> Collected:
 def _plan(version: int, sample_ids: tuple[str, ...]) -> BatchPlanned:
     return BatchPlanned(
         policy_id="policy", policy_version=version, parent_version=version - 1, sample_ids=sample_ids, offsets=(),
-        seed=version, settings=b"{}", planned_at_ms=1,
+        seed=version, settings=b"{}", planned_at_ms=1, turns=(),
     )  # fmt: skip
 
 

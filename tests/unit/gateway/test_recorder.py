@@ -24,7 +24,7 @@ def exchange(name: str, at_ms: int) -> Callable[[RequestDelta], ExchangeComplete
     def made(delta: RequestDelta) -> ExchangeCompleted:
         return ExchangeCompleted(
             session_id="s", exchange_id=name, turn_type=TurnType.MAIN, client="headers", key_name=None, model="policy",
-            request=delta, num_spliced=None, request_sha256=name, retry_count=None, policy_id="policy", message=b"{}",
+            request=delta, num_spliced=0, request_sha256=name, retry_count=None, policy_id="policy", message=b"{}",
             output_ids=(4,),
             sampling=Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=8, seed=None, stop=()),
             versions=(VersionSpan(policy_version=0, num_tokens=1),), output_logprobs=(-1.0,), cached_tokens=None,

@@ -7,6 +7,7 @@ from clawstream.events import (
     PolicyPublished,
     Question,
     SampleAssembled,
+    Sampling,
     StepRejected,
     TopicOffset,
     VerdictReached,
@@ -74,7 +75,7 @@ def sample(turn_id: str, policy_id: str = "policy", num_feedback: int | None = N
         response_logprobs=(-0.5, -0.25),
         trained=(1, 1),
         temperature=0.7,
-        sampling=None,
+        sampling=Sampling(temperature=0.7, top_p=1.0, top_k=None, max_tokens=2, seed=None, stop=()),
         policy_id=policy_id,
         versions=(),
         num_earlier_turns=0,
@@ -94,7 +95,8 @@ def plan(version: int, samples: tuple[SampleAssembled, ...], offsets: dict[int, 
         settings=b"{}",
         planned_at_ms=0,
         turns=tuple(
-            PlannedTurn(turn_id=one.turn_id, judge=one.judge, prompt_version=one.prompt_version) for one in samples
+            PlannedTurn(turn_id=one.turn_id, judge=one.judge, prompt_version=one.prompt_version, revision=one.revision)
+            for one in samples
         ),
     )
 

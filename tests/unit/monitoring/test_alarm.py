@@ -75,7 +75,7 @@ def test_what_was_learned_from_is_counted_thumbs_verdicts_and_hints() -> None:
     planned = replace(
         plan(1, (), {}),
         turns=tuple(
-            PlannedTurn(turn_id=str(n), judge=judge, prompt_version="1", num_feedback=feedback)
+            PlannedTurn(turn_id=str(n), judge=judge, prompt_version="1", revision=0, num_feedback=feedback)
             for n, (judge, feedback) in enumerate(turns)
         ),
     )

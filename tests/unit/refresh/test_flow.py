@@ -118,9 +118,9 @@ def test_an_answer_is_sampled_as_the_turns_own_was_with_a_seed_of_its_own_that_s
     assert len({ask.seeded.seed for ask in asks}) == 2
 
 
-def test_another_policys_samples_and_those_that_say_not_how_they_were_sampled_are_not_answered() -> None:
+def test_another_policys_samples_and_those_without_a_hint_are_not_answered() -> None:
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
-    for one in (replace(first, policy_id="other"), replace(first, sampling=None), replace(first, hint=None)):
+    for one in (replace(first, policy_id="other"), replace(first, hint=None)):
         assert observe(NOTHING, one, 0, policy_id="policy", answers_per_hint=3).asks == []
     theirs = replace(too_late(first), policy_id="other")
     assert observe(NOTHING, theirs, 0, policy_id="policy", answers_per_hint=3).asks == []

@@ -16,6 +16,7 @@ from clawstream.events import (
     OffDistribution,
     RefusalReason,
     ReplayStarted,
+    RewardWeights,
     SampleAssembled,
     SampleRefused,
     VoteCast,
@@ -128,13 +129,12 @@ async def test_a_replay_that_was_killed_is_begun_again_under_its_name_and_says_t
 
 
 @pytest.mark.parametrize(
-    ("rule", "refused", "rewarded"),
-    [(OffDistribution.REFUSE, True, False), (OffDistribution.HINT_ONLY, False, False), (None, False, True)],
+    ("rule", "refused"),
+    [(OffDistribution.REFUSE, True), (OffDistribution.HINT_ONLY, False)],
 )
 async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began(
-    rule: OffDistribution | None, refused: bool, rewarded: bool
+    rule: OffDistribution, refused: bool
 ) -> None:
-    """None: it was begun by a version that took them for samples like any others."""
     flow = run_through(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
     flow.log.topics[EXCHANGES] = [
         record._replace(event=replace(record.event, sampling=replace(record.event.sampling, temperature=0.0)))
@@ -142,16 +142,16 @@ async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began
         if isinstance(record.event, ExchangeCompleted)
     ]
     log = await written(flow, 3)
-    began_with = SamplesSettings(off_distribution=(rule or OffDistribution.REFUSE).value)
+    began_with = SamplesSettings(off_distribution=rule.value)
     started, _ = await begin(log, wanted(), SETTINGS.judge, began_with, SETTINGS.rewards)
-    assert started.off_distribution is (rule or OffDistribution.REFUSE)
-    await work(log, replace(started, off_distribution=rule))
+    assert started.off_distribution is rule
+    await work(log, started)
     samples = (await said(log, [own(SAMPLES)]))[own(SAMPLES)].values()
     reasons = {event.reason for event in samples if isinstance(event, SampleRefused)}
     assembled = [event for event in samples if isinstance(event, SampleAssembled)]
-    assert (RefusalReason.OFF_DISTRIBUTION in reasons) == (rule is not None)
+    assert RefusalReason.OFF_DISTRIBUTION in reasons
     assert (not assembled) == refused
-    assert any(sample.reward is not None for sample in assembled) == rewarded
+    assert all(sample.reward is None for sample in assembled)
 
 
 async def test_a_session_is_replayed_alone() -> None:
@@ -192,14 +192,15 @@ def _started(sizes: list[int]) -> ReplayStarted:
     )
     return ReplayStarted(
         replay="r", votes_from=VotesFrom.LOG, judge=None, prompt_version=None, session_id=None, num_votes=3, quorum=2,
-        ranges=ranges, started_at_ms=0,
+        ranges=ranges, started_at_ms=0, off_distribution=OffDistribution.REFUSE, reward_weights=RewardWeights(),
+        hint_quorum=2,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("began_with", "needed"), [(None, 1), (1, 1), (3, 3)])
-def test_a_replay_counts_hints_by_the_rule_that_it_began_with(began_with: int | None, needed: int) -> None:
+@pytest.mark.parametrize("began_with", [1, 3])
+def test_a_replay_counts_hints_by_the_rule_that_it_began_with(began_with: int) -> None:
     started = replace(_started([1]), hint_quorum=began_with)
-    assert judge_settings(JudgeSettings(votes=3, hint_quorum=2), started).needed_for_a_hint == needed
+    assert judge_settings(JudgeSettings(votes=3, hint_quorum=2), started).needed_for_a_hint == began_with
 
 
 def test_a_vote_repeated_on_the_log_changes_nothing() -> None:

@@ -10,7 +10,7 @@ from clawstream.simulation.runs.figures import VersionScore
 
 STEP = StepFigures(
     update=16, loss_tokens=500, samples=16, kl=0.06, entropy=0.5, mean_length=30.5, mean_reward=0.75, grad_norm=0.4,
-    learning_rate=2e-4, versions_behind=0.5, weights_changed_share=0.99,
+    learning_rate=2e-4, versions_behind=0.5, weights_changed_share=0.99, version=16,
 )  # fmt: skip
 
 
@@ -75,6 +75,8 @@ def outcome(half_way: float, last: float) -> CellOutcome:
         code="abc",
         rejected=2,
         requests_failed=1,
+        at_flip=None,
+        environment_steps=None,
     )
 
 

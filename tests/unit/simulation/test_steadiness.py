@@ -107,15 +107,16 @@ def test_what_was_not_measured_holds_for_nobody_to_know() -> None:
     found = long_row(STEADY)
     assert found.outcome is not None
     steps = found.outcome.steps
-    blank = (*steps[:-1], replace(steps[-1], entropy=None, mean_length=None, version=None))
-    older = replace(found, outcome=replace(found.outcome, steps=blank))
+    blank = (*steps[:-1], replace(steps[-1], entropy=None, mean_length=None))
+    unmeasured = replace(found, outcome=replace(found.outcome, steps=blank))
     early = long_row({1: 0.3, 2: 0.9, 4: 0.9}, flip_after=2)
 
-    assert [(one.found, one.holds) for one in steadiness(older)[REJECTED:]] == [
-        (None, None), ((1.0, 1.0), None), ((1.0, 1.0), None),
+    assert [(one.found, one.holds) for one in steadiness(unmeasured)[REJECTED:]] == [
+        ((0.0,), True), ((1.0, 1.0), None), ((1.0, 1.0), None),
     ]  # fmt: skip
     assert line(early, LATE) == replace(line(early, LATE), found=None, holds=None)
-    assert older.as_json()["rejected_share"] is None
+    cut = replace(found, outcome=replace(found.outcome, steps=steps[:-1]))
+    assert (steadiness(cut)[REJECTED].found, cut.as_json()["rejected_share"]) == (None, None)
 
 
 def test_what_was_out_of_bounds_once_does_not_hold_whatever_was_not_measured() -> None:

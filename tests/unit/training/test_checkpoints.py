@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.events import BatchPlanned, StepTaken, TopicOffset
+from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
 from clawstream.inference.bases import MANIFEST, fingerprint
 from clawstream.training.models import checkpoints
 
@@ -27,6 +27,7 @@ def plan(version: int) -> BatchPlanned:
         seed=5,
         settings=b'{"learning_rate": 0.1}',
         planned_at_ms=1,
+        turns=(PlannedTurn(turn_id="t", judge="judge", prompt_version="1", revision=0),),
     )
 
 

@@ -285,7 +285,7 @@ async def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by
     planned = settings_of(FSDP | {"processes": 2})
     plan = BatchPlanned(
         policy_id="policy", policy_version=1, parent_version=0, sample_ids=tuple(s.sample_id for s in MIXED),
-        offsets=(), seed=1, settings=planned.model_dump_json().encode(), planned_at_ms=0, replay=None,
+        offsets=(), seed=1, settings=planned.model_dump_json().encode(), planned_at_ms=0, turns=(),
     )  # fmt: skip
     with ThreadPoolExecutor(1) as thread:
         stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base), machine=settings_of({}))
@@ -308,7 +308,7 @@ async def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_
         return BatchPlanned(
             policy_id="policy", policy_version=version, parent_version=0,
             sample_ids=tuple(s.sample_id for s in samples), offsets=(), seed=version,
-            settings=settings.model_dump_json().encode(), planned_at_ms=0, replay=None,
+            settings=settings.model_dump_json().encode(), planned_at_ms=0, turns=(),
         )  # fmt: skip
 
     with ThreadPoolExecutor(1) as thread:
