@@ -6,7 +6,6 @@ leads to a 503 that names it, never to the end of the process.
 
 import asyncio
 import logging
-import math
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
@@ -192,7 +191,6 @@ async def _listen(
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=math.ceil(bounds.idle_timeout_s),
         timeout_graceful_shutdown=int(DRAIN_S),
     )
     server = _Server(config)

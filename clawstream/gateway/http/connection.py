@@ -7,16 +7,18 @@ as RFC 9110 7.8 allows: the request has its body and its end like any other. llh
 follows as the other protocol's; so the head is parsed again without that header.
 
 uvicorn has no such bounds: it takes headers of any size, waits for ever for the first request and for one that began,
-adds the trailers of a body to the headers, and waits for ever for a client that reads nothing.
+adds the trailers of a body to the headers, and waits for ever for a client that reads nothing. Its settings bound
+none of these, so its connection is subclassed here; pyproject.toml says in which versions that holds.
 """
 
 import asyncio
 from asyncio import TimerHandle
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import Any, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.requests.refusal import BadRequest
@@ -78,13 +80,12 @@ class _Connection(HttpToolsProtocol):
             self._writing.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._close()
+        """Do nothing: bytes that begin no request would stop uvicorn's timer for good, so `_reading` is used."""
 
     # What comes in
 
     def data_received(self, data: bytes) -> None:
         self._framing_bytes += len(data)
-        self._unset_keepalive_if_required()
         try:
             self._parse(memoryview(data))
         except HttpParserError:
@@ -122,8 +123,10 @@ class _Connection(HttpToolsProtocol):
             raise self._remember(problem)
         if self.parser.should_upgrade():
             self._head_to_parse = without_upgrade(method, self.url, version, self.headers)
-        else:
-            super().on_headers_complete()
+            return
+        super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes = max(0, self._framing_bytes - (1 + _FRAMING_PER_BODY_BYTE) * len(body))
@@ -150,15 +153,13 @@ class _Connection(HttpToolsProtocol):
     # What goes out
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._answering, _ = self.pipeline[-1]
         super().on_response_complete()
         if self.transport.is_closing():
             self._write_within(self._bounds.write_timeout_s)
         elif not self._in_headers:
             self._read_within(self._bounds.idle_timeout_s)
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._answering = cycle
-        super()._start_asgi_task(cycle, app)
 
     def _refuse(self, refused: BadRequest) -> None:
         """End the connection, with the reason unless an answer is half sent."""
@@ -170,8 +171,9 @@ class _Connection(HttpToolsProtocol):
                 self.transport.abort()
                 return
         body = refused.as_json()
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[refused.status] + head + body)
+        head = f"HTTP/1.1 {refused.status} {HTTPStatus(refused.status).phrase}\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(head.encode() + body)
         self._close()
 
     def _close(self) -> None:

@@ -239,10 +239,13 @@ async def test_a_request_behind_a_stream_waits_for_its_end_and_rubbish_does_not_
     assert said.statuses in ([], [400])
 
 
-async def test_a_client_that_leaves_with_a_request_waiting_frees_the_engine(gateway: RunningGateway) -> None:
+@pytest.mark.parametrize("answered_before", [b"", ALIVE], ids=["nothing", "a request"])
+async def test_a_client_that_leaves_with_a_request_waiting_frees_the_engine(
+    gateway: RunningGateway, answered_before: bytes
+) -> None:
     gateway.engine.hold()
     async with wire(gateway.url) as connection:
-        await connection.write(post(question(stream=True)), ALIVE)
+        await connection.write(answered_before + post(question(stream=True)) + ALIVE)
         await until(gateway.generating)
 
     async def free() -> bool:
