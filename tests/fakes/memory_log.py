@@ -233,9 +233,9 @@ class MemoryLog:
         for place, (first, end) in ranges.items():
             async with self._cut.around():
                 raws = self.broker.records(place)[first:end]
-            for raw in raws:
-                if key in (None, raw.key):
-                    yield [raw]
+            found = [raw for raw in raws if key in (None, raw.key)]
+            if found:
+                yield found
 
     @asynccontextmanager
     async def join(

@@ -14,9 +14,8 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, tables
-from clawstream.projections.rebuild.filling import copy, keep_the_first
-from clawstream.projections.write.rows import TableLines
-from clawstream.projections.write.writer import count_sessions
+from clawstream.projections.write.rows import TableRow
+from clawstream.projections.write.writer import merge, staging
 from clawstream.stream import topics
 from clawstream.stream.log import PartitionId
 
@@ -58,27 +57,17 @@ class Scratch:
         """Make the tables; rows of records before `begins` are not compared, as the log has lost those records."""
         cursor = self.cursor
         for table in COMPARED:
-            cursor.execute(_LIKE.format(name=sql.Identifier(table.name), live=self._live(table)))
+            cursor.execute(_LIKE.format(name=sql.Identifier(table.name), live=self._live(table), key=_key(table)))
         cursor.execute("CREATE TEMPORARY TABLE reach (topic text, partition integer, begin bigint) ON COMMIT DROP")
         reach = [(*place, offset) for place, offset in begins.items()]
         cursor.executemany("INSERT INTO reach VALUES (%s, %s, %s)", reach)
         cursor.execute("SET LOCAL search_path = pg_temp")  # code that fills tables names them without a schema
 
-    def put(self, lines: TableLines) -> None:
-        """Add rows to the tables."""
-        copy(self.cursor, lines)
-
-    def complete(self) -> None:
-        """Note that all rows were put."""
-        for table in COMPARED:
-            key = {"name": sql.Identifier(table.name), "key": _key(table)}
-            try:
-                with self.cursor.connection.transaction():
-                    self.cursor.execute(_UNIQUE.format(**key))
-            except psycopg.errors.UniqueViolation:
-                keep_the_first(self.cursor, table)
-                self.cursor.execute(_UNIQUE.format(**key))
-        count_sessions(self.cursor)
+    def put(self, rows: Sequence[TableRow]) -> None:
+        """Add rows to the tables, as the projector adds them to its own."""
+        merge(self.cursor, rows)
+        for name in {row.table for row in rows}:
+            self.cursor.execute(sql.SQL("TRUNCATE {}").format(staging(name)))
 
     def keys(self) -> set[str]:
         """Return the record keys that the projection's rows have."""
@@ -180,8 +169,7 @@ def _record_key(table: Table) -> sql.Identifier:
     return sql.Identifier(key_column(table))
 
 
-_LIKE = sql.SQL("CREATE TEMPORARY TABLE {name} (LIKE {live} INCLUDING GENERATED) ON COMMIT DROP")
-_UNIQUE = sql.SQL("ALTER TABLE pg_temp.{name} ADD PRIMARY KEY ({key})")
+_LIKE = sql.SQL("CREATE TEMPORARY TABLE {name} (LIKE {live} INCLUDING GENERATED, PRIMARY KEY ({key})) ON COMMIT DROP")
 # An answer without a later one waits for its reaction. The stage settles it once the session is silent, and
 # forgets it after a day.
 _WITHOUT_OUTCOME = sql.SQL("""

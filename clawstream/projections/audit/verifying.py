@@ -4,15 +4,15 @@ import asyncio
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
 from clawstream.projections.audit.comparing import COMPARED, Difference, Scratch, scratch
-from clawstream.projections.rebuild.filling import links_of
 from clawstream.projections.rebuild.overruling import Overruled, overruled_of
-from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, batches_of, makers, on_a_thread, read_again
+from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, on_a_thread
 from clawstream.projections.tables import TOPICS
-from clawstream.projections.write.chain import Break, ChainCheck, chain_check
+from clawstream.projections.write.chain import Break, ChainCheck, Link, chain_check
 from clawstream.projections.write.progress import (
     PartitionProgress,
     blocks_of,
@@ -20,8 +20,10 @@ from clawstream.projections.write.progress import (
     partition_progress,
     refuse_another_log,
 )
-from clawstream.projections.write.rows import RawBatch, TableLines, indexable, row_records
-from clawstream.stream.log import PartitionId, Raw
+from clawstream.projections.write.rows import indexable
+from clawstream.projections.write.sorting import rows_of
+from clawstream.stream.avro import codec
+from clawstream.stream.log import PartitionId, Raw, Undecodable, arrived, digest_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +121,10 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
     reading = await asyncio.to_thread(_LogReading, beside, begins, ends, sample)
     ranges = {place: (begins[place], progress.next_offset) for place, progress in reading.progress_of.items()}
     total = sum(max(0, end - begin) for begin, end in ranges.values())
-    async with makers(total if sample is None else 0) as made_by:
-        make = made_by.make
-
-        def told(done: int) -> None:
-            tell("reading the log", done, total)
-
-        records = await read_again(
-            log, ranges, reading.take, told, make=make if sample is None else None, left_out=reading.left_out
-        )
-        if sample is not None:
-            await asyncio.to_thread(beside.put, await make(row_records(reading.of_sample(), reading.left_out)))
+    async with aclosing(log.replay_raw(ranges)) as arriving:
+        async for raws in arriving:
+            await asyncio.to_thread(reading.take, raws)
+            tell("reading the log", reading.num_read.total(), total)
     await asyncio.to_thread(reading.finish)
     differences: list[Difference] = []
     rows = rows_differ = 0
@@ -141,10 +136,10 @@ async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell
         rows_differ += found.num_different
     tell("done", len(COMPARED), len(COMPARED))
     return Audit(
-        records=records,
+        records=reading.num_read.total(),
         records_chained=sum(check.num_records for check in reading.checks.values()),
         records_set_aside=sum(map(len, reading.left_out.values())),
-        records_unread=reading.num_unread,
+        records_unread=reading.num_unread if sample is None else None,
         unchained={
             place: number for place, number in reading.num_read.items() if reading.progress_of[place].chain is None
         },
@@ -178,7 +173,7 @@ class _LogReading:
         self.overruled = overruled_of(beside.cursor)
         self.num_without_outcome, self.without_outcome = beside.without_outcome()
         self.num_read: Counter[PartitionId] = Counter()
-        self.num_unread = None if sample else 0
+        self.num_unread = 0
         self._choice = None if sample is None else _Choice(sample, beside.keys())
         beside.begin({place: begin for place, begin in begins.items() if begin > 0})
 
@@ -187,26 +182,32 @@ class _LogReading:
         """The keys whose rows are compared; None: all."""
         return None if self._choice is None else self._choice.keys
 
-    def take(self, batches: Sequence[RawBatch], lines: TableLines | None) -> None:
-        """Take the next records of some partitions, with their lines where all are compared."""
-        for batch in batches:
-            self.num_read[batch.place] += len(batch.records)
-            self.checks[batch.place].tell(links_of(batch))
-            if self._choice is not None:
-                self._choice.offer(batch.records)
-        if lines is not None:
-            self._beside.put(lines)
-            self.num_unread = (self.num_unread or 0) + len(lines.unread)
-
-    def of_sample(self) -> list[RawBatch]:
-        """Return the records of the chosen keys."""
-        return [] if self._choice is None else batches_of(self._choice.records())
+    def take(self, raws: Sequence[Raw]) -> None:
+        """Take the next records; those of chosen keys wait for the rest."""
+        for raw in raws:
+            place = PartitionId(raw.topic, raw.partition)
+            self.num_read[place] += 1
+            self.checks[place].tell([Link(raw.offset, digest_of(raw))])
+        if self._choice is None:
+            self._put(raws)
+        else:
+            self._choice.offer(raws)
 
     def finish(self) -> None:
         """Take that these were all."""
+        if self._choice is not None:
+            self._put(self._choice.records())
         for place, check in self.checks.items():
             check.finish(self.progress_of[place].chain)
-        self._beside.complete()
+
+    def _put(self, raws: Sequence[Raw]) -> None:
+        records = [
+            arrived(raw, codec(), digest=False)
+            for raw in raws
+            if raw.offset not in self.left_out.get(PartitionId(raw.topic, raw.partition), ())
+        ]
+        self.num_unread += sum(isinstance(record, Undecodable) for record in records)
+        self._beside.put(rows_of(records))
 
 
 class _Choice:

@@ -20,23 +20,20 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import OperatorError
 from clawstream.projections import database
 from clawstream.projections.rebuild import schemas
-from clawstream.projections.rebuild.filling import filling
 from clawstream.projections.rebuild.overruling import fence, overrule
-from clawstream.projections.rebuild.replaying import (
-    Make,
-    ReplayedLog,
-    Tell,
-    makers,
-    num_processes,
-    on_a_thread,
-    read_again,
-)
+from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, on_a_thread
 from clawstream.projections.rebuild.schemas import BUILDING
 from clawstream.projections.tables import TOPICS
-from clawstream.projections.write.progress import PartitionProgress, left_out, partition_progress, refuse_another_log
+from clawstream.projections.write.progress import (
+    LeftOut,
+    PartitionProgress,
+    left_out,
+    partition_progress,
+    refuse_another_log,
+)
 from clawstream.projections.write.projector import in_batches, slice_of
-from clawstream.projections.write.rows import LeftOut, TableRow
-from clawstream.projections.write.sorting import Release, rows_of
+from clawstream.projections.write.rows import TableRow
+from clawstream.projections.write.sorting import Release, UnusableRecords, rows_of
 from clawstream.projections.write.writer import PartitionClaim, TableWriter
 from clawstream.stream.log import Arrived, PartitionId, Undecodable, past_the_end
 
@@ -54,7 +51,6 @@ class Rebuilt:
     records: int
     records_set_aside: int  # set aside by the projector, so without a row
     records_unread: int  # others that can't be read and have no row
-    processes: int  # processes that made rows, beside this one
     seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # the schema of the old tables; None: they are dropped
     kept_because: str | None
@@ -85,16 +81,14 @@ async def rebuild(
     engine = database.connect(url, application="clawstream rebuild")
     building = database.connect(url, application="clawstream rebuild", schema=BUILDING)
     try:
-        async with on_a_thread(_alone(engine)):
-            build = _Build(engine, building, log, tell, trust_log=trust_log)
-            recorded = await asyncio.to_thread(build.recorded)
-            # Their processes start while all else is prepared.
-            async with makers(sum(progress.next_offset for progress in recorded.progress_of.values())) as made_by:
-                with build.phase("preparing"):
-                    recorded = await build.begin(recorded, forget_expired=forget_expired)
-                    missing = await asyncio.to_thread(_prepared, engine, building, url)
-                await build.fill(recorded, made_by.make)
-            await build.make_indexes(missing)
+        async with on_a_thread(_alone(engine)) as lock:
+            build = _Build(lock, engine, building, log, tell, trust_log=trust_log)
+            with build.phase("preparing"):
+                await build.begin(forget_expired=forget_expired)
+                await asyncio.to_thread(schemas.make_building, engine)
+                await asyncio.to_thread(database.upgrade, url, schema=BUILDING)
+            with build.phase("reading"):
+                await build.fill()
             with build.phase("catching_up"):
                 await build.catch_up()
             with build.phase("swapping"):
@@ -105,7 +99,6 @@ async def rebuild(
                 records=build.records,
                 records_set_aside=build.num_left_out,
                 records_unread=build.num_unread,
-                processes=made_by.processes,
                 seconds=build.seconds,
                 kept_schema=old if because else None,
                 kept_because=because,
@@ -114,7 +107,7 @@ async def rebuild(
             )
     except OperationalError as error:
         raise database.unreachable(engine, error) from error
-    except psycopg.Error as error:
+    except (psycopg.Error, UnusableRecords) as error:
         raise OperatorError(f"Postgres did not let the tables be rebuilt: {error}. They are as they were") from error
     finally:
         building.dispose()
@@ -122,25 +115,22 @@ async def rebuild(
 
 
 @contextmanager
-def _alone(engine: Engine) -> Iterator[None]:
-    """Be the only rebuild of the database, for the length of the block."""
+def _alone(engine: Engine) -> Iterator[psycopg.Cursor]:
+    """Be the only rebuild of the database, for the length of the block and as long as the cursor's session lasts."""
     database.check(engine)
     with schemas.session(engine) as cursor:
         if cursor.execute("SELECT pg_try_advisory_lock(%s)", (_BUILD_LOCK,)).fetchone() != (True,):
             raise OperatorError("another rebuild of this database runs; nothing was changed. Wait for it, or stop it")
-        yield
-
-
-def _prepared(engine: Engine, building: Engine, url: str) -> list[schemas.MissingIndex]:
-    schemas.make_building(engine)
-    database.upgrade(url, schema=BUILDING)
-    return schemas.take_indexes_away(building)
+        yield cursor
 
 
 class _Build:
     """Tables in a schema of their own, and how far they have read."""
 
-    def __init__(self, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell, *, trust_log: bool) -> None:
+    def __init__(
+        self, lock: psycopg.Cursor, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell, *, trust_log: bool
+    ) -> None:
+        self._lock = lock
         self._engine = engine
         self._writer = TableWriter(building)
         self._building = building
@@ -150,7 +140,6 @@ class _Build:
         self._trust_log = trust_log
         self._begins: dict[PartitionId, int] = {}
         self._cut: dict[PartitionId, int] = {}  # the log's end, where the recorded offsets lie beyond it
-        self._filled: Sequence[PartitionId] = ()
         self._left_out: LeftOut = {}
         self.records = 0
         self.num_unread = 0
@@ -175,15 +164,15 @@ class _Build:
         with schemas.session(self._engine) as cursor:
             return _without(_recorded(cursor), self._cut)
 
-    async def begin(self, recorded: Recorded, *, forget_expired: bool) -> Recorded:
-        """Refuse a log that the tables can't be made from; return which of the recorded records are to be read."""
+    async def begin(self, *, forget_expired: bool) -> None:
+        """Refuse a log that the tables can't be made from."""
+        recorded = await asyncio.to_thread(self.recorded)
         ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
         offsets = {place: progress.next_offset for place, progress in recorded.progress_of.items()}
         if not self._trust_log:
             refuse_another_log(offsets, ends)
         self._cut = {place: ends.get(place, 0) for place in past_the_end(offsets, ends)}
-        recorded = _without(recorded, self._cut)
-        lost = [place for place in recorded.progress_of if self._begins[place] > 0]
+        lost = [place for place in offsets if self._begins[place] > 0]
         if lost and not forget_expired:
             first = lost[0]
             raise OperatorError(
@@ -192,38 +181,12 @@ class _Build:
                 f"`clawstream projection rebuild --forget-expired{' --trust-log' if self._trust_log else ''}` rebuilds "
                 "without them"
             )
-        return recorded
 
-    async def fill(self, recorded: Recorded, make: Make) -> None:
-        """Fill the tables, which are empty and without keys, with all recorded records."""
-        ranges, left = self._ranges(recorded), self.left(recorded)
-        self._left_out = recorded.left_out
-        self._filled = list(ranges)
-        with self.phase("reading"):
-            async with on_a_thread(filling(self._building)) as tables:
-                told = lambda done: self._tell("reading the log", done, left)  # noqa: E731
-                self.records += await read_again(
-                    self._log, ranges, tables.take, told, make=make, left_out=recorded.left_out
-                )
-                await asyncio.to_thread(tables.finish, {place: end for place, (_, end) in ranges.items()})
-                self.num_unread += tables.num_unread
-
-    async def make_indexes(self, missing: Sequence[schemas.MissingIndex]) -> None:
-        """Make the indexes that merging and readers need; from here on the tables are like the projector's."""
-        room = asyncio.Semaphore(num_processes())
-        num_made = 0
-
-        async def made(index: schemas.MissingIndex) -> None:
-            nonlocal num_made
-            async with room:
-                await asyncio.to_thread(schemas.make_index, self._building, index)
-            num_made += 1
-            self._tell("making indexes", num_made, len(missing))
-
-        with self.phase("indexing"):
-            await asyncio.gather(*map(made, missing))
-            await asyncio.to_thread(schemas.complete, self._building, missing)
-        self._claims = await asyncio.to_thread(self._writer.claim, self._filled)
+    async def fill(self) -> None:
+        """Fill the tables, which are empty, with all records that the projector has read by now."""
+        recorded = await asyncio.to_thread(self.recorded)
+        await self._read_to(recorded, self.left(recorded), "reading the log")
+        await asyncio.to_thread(schemas.analyze, self._building)
 
     async def catch_up(self) -> None:
         """Read until little is left of what the projector has read, or until it reads as fast as this rebuild."""
@@ -243,6 +206,7 @@ class _Build:
                     recorded = _without(found, self._cut)
                     await self._read_to(recorded, self.left(recorded))
                     self._settle(found.progress_of)
+                    await asyncio.to_thread(self._lock.execute, "SELECT 1")  # raises where its session has ended
                     await asyncio.to_thread(schemas.swap, cursor, old)
                     wrong = {place: found.progress_of[place] for place in self.overruled}
                     await asyncio.to_thread(overrule, cursor, wrong, self._claims, old)
@@ -271,7 +235,7 @@ class _Build:
         claim = self._claims.get(place)
         return 0 if claim is None else claim.next_offset
 
-    async def _read_to(self, recorded: Recorded, left: int) -> None:
+    async def _read_to(self, recorded: Recorded, left: int, doing: str = "catching up") -> None:
         new = [place for place in recorded.progress_of if place not in self._claims]
         if new:
             self._claims |= await asyncio.to_thread(self._writer.claim, new)
@@ -285,10 +249,7 @@ class _Build:
             async for records in arriving:
                 await asyncio.to_thread(self._take, records)
                 done += len(records)
-                self.num_unread += sum(
-                    isinstance(record, Undecodable) and not self._is_left_out(record) for record in records
-                )
-                self._tell("catching up", done, left)
+                self._tell(doing, done, left)
         self.records += done
 
     async def _use_released(self, left_out: LeftOut) -> None:
@@ -308,14 +269,13 @@ class _Build:
         if not self._writer.release(place, self._claims[place], release):
             raise _rivalled()
 
-    def _is_left_out(self, record: Arrived) -> bool:
-        return record.offset in self._left_out.get(PartitionId(record.topic, record.partition), ())
-
     def _take(self, records: Sequence[Arrived]) -> None:
-        parts = [
-            slice_of(batch, self._claims[batch.place], self._left_out.get(batch.place, frozenset()))
-            for batch in in_batches(records)
-        ]
+        parts = []
+        for batch in in_batches(records):
+            left_out = self._left_out.get(batch.place, frozenset())
+            unread = {record.offset for record in batch.records if isinstance(record, Undecodable)} - left_out
+            self.num_unread += len(unread)  # the projector has warned of each
+            parts.append(slice_of(batch, self._claims[batch.place], left_out | unread))
         lost = self._writer.write(parts)
         if lost:
             raise _rivalled()

@@ -12,9 +12,7 @@ from psycopg import sql
 from sqlalchemy import Engine
 
 from clawstream.projections.audit.comparing import live_schema
-from clawstream.projections.rebuild.filling import keep_the_first
-from clawstream.projections.tables import FACTS, metadata
-from clawstream.projections.write.writer import count_sessions
+from clawstream.projections.tables import metadata
 
 BUILDING = "clawstream_rebuild"
 HOLD_WITHIN_MS = 10_000  # longer than a batch of the projector takes
@@ -22,7 +20,6 @@ HOLD_WITHIN_MS = 10_000  # longer than a batch of the projector takes
 # that has a table and waits for one that we have is never the one that it ends.
 SWAP_WITHIN_MS = 800
 DROP_WITHIN_MS = 60_000
-_INDEX_MEMORY = "128MB"  # for each that is being made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,61 +55,10 @@ def make_building(engine: Engine) -> None:
         cursor.execute(f"CREATE SCHEMA {BUILDING}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MissingIndex:
-    """An index that was dropped, and the statement that makes it."""
-
-    table: str
-    name: str
-    definition: str
-    is_key: bool
-
-
-_INDEXES = """
-    SELECT tablename, indexname, indexdef, EXISTS (
-        SELECT FROM pg_constraint WHERE conindid = format('%%I.%%I', schemaname, indexname)::regclass
-    )
-    FROM pg_indexes WHERE schemaname = current_schema() AND tablename = ANY(%s)
-"""
-
-
-def take_indexes_away(building: Engine) -> list[MissingIndex]:
-    """Drop the indexes and keys of the tables that are filled from the log, and return them, the largest last."""
+def analyze(building: Engine) -> None:
+    """Analyze the tables, for the planner."""
     with session(building) as cursor:
-        found = cursor.execute(_INDEXES, ([table.name for table in FACTS],)).fetchall()
-        for table, name, _, is_key in found:
-            names = {"table": sql.Identifier(table), "name": sql.Identifier(name)}
-            drop = "ALTER TABLE {table} DROP CONSTRAINT {name}" if is_key else "DROP INDEX {name}"
-            cursor.execute(sql.SQL(drop).format(**names))
-        return [
-            MissingIndex(table=table, name=name, definition=definition, is_key=is_key)
-            for table, name, definition, is_key in found
-        ]
-
-
-def make_index(building: Engine, missing: MissingIndex) -> None:
-    """Make one of the indexes; before a key is made, its table keeps only the first row of each."""
-    with session(building) as cursor:
-        cursor.execute(f"SET maintenance_work_mem = '{_INDEX_MEMORY}'")
-        try:
-            cursor.execute(missing.definition)
-        except psycopg.errors.UniqueViolation:
-            keep_the_first(cursor, metadata.tables[missing.table])
-            cursor.execute(missing.definition)
-
-
-def complete(building: Engine, made: Sequence[MissingIndex]) -> None:
-    """Turn the indexes of keys into keys, count the sessions, and analyze the tables for the planner."""
-    with session(building) as cursor:
-        for index in made:
-            if index.is_key:
-                names = {"table": sql.Identifier(index.table), "name": sql.Identifier(index.name)}
-                cursor.execute(
-                    sql.SQL("ALTER TABLE {table} ADD CONSTRAINT {name} PRIMARY KEY USING INDEX {name}").format(**names)
-                )
-        count_sessions(cursor)
-        for table in metadata.tables:
-            cursor.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(table)))
+        cursor.execute(sql.SQL("ANALYZE {}").format(sql.SQL(", ").join(map(sql.Identifier, metadata.tables))))
 
 
 @contextmanager

@@ -32,24 +32,25 @@ from clawstream.stream.dead_letters.records import MESSAGE_CHARACTERS, DeadLette
 from clawstream.stream.log import PartitionId
 
 
-def merge(cursor: psycopg.Cursor, table: Table, rows: Sequence[TableRow]) -> None:
-    """Insert the rows (in log order) of events that the table does not hold; part of the caller's transaction."""
-    statements = _statements(table)
-    cursor.execute(statements[0])
-    with cursor.copy(statements[1]) as copy:
-        copy.write("".join(row.line for row in rows))
-    cursor.execute(statements[2])
+def merge(cursor: psycopg.Cursor, rows: Iterable[TableRow]) -> None:
+    """Insert the rows (in log order) of events that their tables do not hold; part of the caller's transaction."""
+    by_table: defaultdict[str, list[TableRow]] = defaultdict(list)
+    for row in rows:
+        by_table[row.table].append(row)
+    for name, some in sorted(by_table.items()):
+        make, copy, insert = _statements(metadata.tables[name])
+        cursor.execute(make)
+        with cursor.copy(copy) as copying:
+            copying.write("".join(row.line for row in some))
+        cursor.execute(insert)
 
 
-def count_sessions(cursor: psycopg.Cursor) -> None:
-    """Fill the empty table `sessions` from rows that were copied, not merged."""
-    for name, counted in sorted(_COUNTED.items()):
-        every_row = sql.SQL("SELECT * FROM {}").format(sql.Identifier(name))
-        cursor.execute(sql.SQL(counted + _ADDED).format(fresh=every_row, sessions=column_names(tables.sessions)))
+def staging(name: str) -> sql.Identifier:
+    """Return the temporary table into which a table's rows are copied first; the transaction's end empties it."""
+    return sql.Identifier(f"staged_{name}")
 
 
-def column_names(table: Table) -> sql.Composed:
-    """Return the names of the written columns, in the form that COPY and INSERT take."""
+def _column_names(table: Table) -> sql.Composed:
     return sql.SQL(", ").join(map(sql.Identifier, columns(table)))
 
 
@@ -58,15 +59,15 @@ def _statements(table: Table) -> tuple[sql.Composed, sql.Composed, sql.Composed]
     """Return the statements that make the temporary table, copy into it, and merge it."""
     names = {
         "table": sql.Identifier(table.name),
-        "staging": sql.Identifier(f"staged_{table.name}"),
-        "columns": column_names(table),
+        "staging": staging(table.name),
+        "columns": _column_names(table),
     }
     make, copy, insert = (sql.SQL(statement).format(**names) for statement in (_MAKE, _COPY, _INSERT))
     counted = _COUNTED.get(table.name)
     if counted is None:
         return make, copy, insert
     fresh = insert + sql.SQL(" RETURNING *")
-    return make, copy, sql.SQL(counted + _ADDED).format(fresh=fresh, sessions=column_names(tables.sessions))
+    return make, copy, sql.SQL(counted + _ADDED).format(fresh=fresh, sessions=_column_names(tables.sessions))
 
 
 _MAKE = """
@@ -181,7 +182,7 @@ class TableWriter:
                 cursor.connection.rollback()
                 return lost
             fresh = [part for part in batch if states[part.place] is _WriteState.ADVANCED]
-            _merge(cursor, [row for part in fresh for row in part.rows])
+            merge(cursor, [row for part in fresh for row in part.rows])
             cursor.executemany(_SET_ASIDE, [_noted(dead_letter) for part in fresh for dead_letter in part.set_aside])
             cursor.executemany(_LINKED, [_linked(part.place, block) for part in fresh for block in part.blocks])
             cursor.executemany(_COMMITTED, [(*part.place, part.next_offset, part.claim.next_offset) for part in fresh])
@@ -213,7 +214,7 @@ class TableWriter:
             cursor.execute(_HELD, (*place, claim.epoch))
             if cursor.rowcount != 1:
                 return False
-            _merge(cursor, release.rows)
+            merge(cursor, release.rows)
             for query, fate in ((_USED, Fate.REPLAYED), (_DISCARDED, Fate.DISCARDED)):
                 cursor.execute(query, (*place, [mark.id.offset for mark in release.closed if mark.fate is fate]))
             if release.again is not None:
@@ -237,7 +238,7 @@ class TableWriter:
             for row in rows:
                 try:
                     with cursor.connection.transaction():
-                        merge(cursor, metadata.tables[row.table], [row])
+                        merge(cursor, [row])
                         raise psycopg.Rollback
                 except (psycopg.DataError, psycopg.IntegrityError) as error:
                     found[DeadLetterId(GROUP, *row.source)] = UnusableEvent(f"Postgres refuses its row: {_what(error)}")
@@ -320,14 +321,6 @@ def _noted(dead_letter: DeadLetter) -> tuple[object, ...]:
     error = escape(dead_letter.error[:MESSAGE_CHARACTERS])
     _, *at = dead_letter.id
     return (*at, dead_letter.timestamp_ms, dead_letter.key, dead_letter.reason, error, dead_letter.attempt, fate)
-
-
-def _merge(cursor: psycopg.Cursor, rows: Sequence[TableRow]) -> None:
-    by_table: defaultdict[str, list[TableRow]] = defaultdict(list)
-    for row in rows:
-        by_table[row.table].append(row)
-    for name, some in sorted(by_table.items()):
-        merge(cursor, metadata.tables[name], some)
 
 
 @contextmanager

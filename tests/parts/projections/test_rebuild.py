@@ -1,10 +1,7 @@
 """Tables made anew under readers and a projector that go on, and what a rebuild refuses."""
 
 import asyncio
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -12,12 +9,12 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
-from clawstream.errors import OperatorError, PartUnavailable
+from clawstream.errors import OperatorError
 from clawstream.events import ExchangeCompleted
 from clawstream.projections import database
 from clawstream.projections.look.sql import ask, snapshot
 from clawstream.projections.rebuild import rebuilding as rebuilding
-from clawstream.projections.rebuild import replaying, schemas
+from clawstream.projections.rebuild import schemas
 from clawstream.projections.rebuild.rebuilding import Rebuilt, rebuild
 from clawstream.projections.rebuild.schemas import BUILDING
 from clawstream.projections.tables import TOPICS
@@ -25,7 +22,7 @@ from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import PartitionId
+from clawstream.stream.log import PartitionId, Raw
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.projections.reading import contents
 from tests.parts.projections.test_audit import MANY, audited, projected, session, tampered
@@ -300,15 +297,20 @@ async def test_what_a_rebuild_that_was_cut_off_left_behind_is_in_nobodys_way(liv
     assert contents(live) == before
 
 
+class _InPieces(MemoryLog):
+    """A log that gives a few records at a time."""
+
+    async def replay_raw(
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None
+    ) -> AsyncGenerator[Sequence[Raw], None]:
+        async for raws in super().replay_raw(ranges, key=key):
+            for at in range(0, len(raws), 20):
+                yield raws[at : at + 20]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("few", [0, replaying.FEW_RECORDS])
-async def test_records_written_twice_and_records_that_can_not_be_read_give_the_projectors_rows(
-    live: Engine, monkeypatch: pytest.MonkeyPatch, few: int
-) -> None:
-    """In processes of their own, and on a thread of ours."""
-    monkeypatch.setattr(replaying, "FEW_RECORDS", few)
-    monkeypatch.setattr(replaying, "RECORDS_AT_ONCE", 100)
-    log = MemoryLog()
+async def test_records_written_twice_and_records_that_can_not_be_read_give_the_projectors_rows(live: Engine) -> None:
+    log = _InPieces()
     await log.append(MANY[:300])
     for event in MANY[100:400]:
         log.broker.write(topics.VOTES, event.key.encode(), b"nonsense", [])
@@ -316,29 +318,33 @@ async def test_records_written_twice_and_records_that_can_not_be_read_give_the_p
     await log.append(MANY[200:])
     await projected(live, log)
     before = contents(live)
-    assert (await rebuilt(live, log)).records == 2 * 300 + 300 + len(MANY) - 200
+    made = await rebuilt(live, log)
+    assert (made.records, made.records_unread) == (2 * 300 + 300 + len(MANY) - 200, 300)
     assert contents(live) == before
     found = await audited(url_of(live), log)
-    assert (found.ok, found.rows_differ) == (True, 0)
+    assert (found.ok, found.rows_differ, found.records_unread) == (True, 0, 300)
 
 
-async def test_a_process_that_is_killed_in_the_middle_of_its_work_ends_the_rebuild_and_changes_nothing(
-    live: Engine, told: MemoryLog, monkeypatch: pytest.MonkeyPatch
+async def test_a_rebuild_whose_sessions_end_in_the_middle_of_its_work_changes_nothing_and_can_be_done_again(
+    live: Engine, told: MemoryLog
 ) -> None:
-    monkeypatch.setattr(replaying, "FEW_RECORDS", 0)
+    """Once its lock has gone with its session, another rebuild may fill the tables that this one would swap in."""
     before = contents(live)
-    killed: list[int] = []
+    ended: list[object] = []
 
-    def kill(doing: str, *_: int) -> None:
-        if doing == "reading the log" and not killed:
-            for child in multiprocessing.active_children():
-                assert child.pid is not None
-                os.kill(child.pid, signal.SIGKILL)
-                killed.append(child.pid)
+    def end(doing: str, *_: int) -> None:
+        if doing == "reading the log" and not ended:
+            ended.extend(asked(live, _END_ITS_SESSIONS))
 
-    monkeypatch.setattr(replaying, "RECORDS_AT_ONCE", 50)
-    with pytest.raises(PartUnavailable, match="ended with status -9 before its work was done"):
-        await rebuild(url_of(live), told, keep=False, forget_expired=False, tell=kill)
-    assert killed
+    with pytest.raises(OperatorError, match="They are as they were"):
+        await rebuild(url_of(live), told, keep=False, forget_expired=False, tell=end)
+    assert ended
     assert contents(live) == before
-    assert multiprocessing.active_children() == []
+    assert (await rebuilt(live, told)).records == len(MANY)
+    assert contents(live) == before
+
+
+_END_ITS_SESSIONS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE application_name = 'clawstream rebuild' AND datname = current_database()
+"""
