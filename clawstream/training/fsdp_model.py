@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,9 +20,18 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
-from clawstream.training import processes
-from clawstream.training.models.base_folder import STEM, copy_words, saved_name, unread
-from clawstream.training.models.model import Look, Read, T, Weights, key, stored, tensors_of
+from clawstream.training.models.base_folder import copy_words, unread
+from clawstream.training.models.model import (
+    AnswerTensors,
+    Read,
+    ScoreGroup,
+    SharedModel,
+    T,
+    TokenScores,
+    Weights,
+    key,
+    tensors_of,
+)
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Suffix
@@ -32,7 +40,7 @@ from clawstream.training.step.packing import shares
 _NOTHING = Suffix([0], [0], 1.0)  # a process without pieces computes this while others still have some
 
 
-class FsdpModel(TorchModel):
+class FsdpModel(SharedModel, TorchModel):
     """The model of a Hugging Face folder, or an adapter on it, this process' part of each tensor."""
 
     def __init__(self, folder: Path, core: Any, adapter: Any | None) -> None:
@@ -62,18 +70,8 @@ class FsdpModel(TorchModel):
         core = unread(folder)
         return core if _named_as_in_files(folder, core) else super().loaded(folder, "cpu")
 
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes the files that are written once."""
-        return dist.get_rank() == 0
-
-    def published(self) -> dict[str, Tensor]:
-        """Return the trained weights that this process holds, as exact as `save` writes them, in main memory."""
-        return {name: _here(p).to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
-
     @contextmanager
     def holding(self, weights: Weights | None) -> Iterator[None]:
-        """Compute with these weights instead of the current ones, which come back unchanged; None: the current ones."""
         if weights is None:
             yield
             return
@@ -85,57 +83,32 @@ class FsdpModel(TorchModel):
             self.put(current)
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
-        """Return log-probs [B, T] of the responses, NaN past each one's end; all processes ask at once."""
         return self._computing(partial(super().logprobs, suffixes))
 
-    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
-        """Return a `Look` at each place; `among` [T, K] names tokens to score beside those of each row."""
-        return self._computing(partial(super().look, suffixes, among))
+    def token_scores(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> TokenScores:
+        return self._computing(partial(super().token_scores, suffixes, among))
 
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
-        """Read rows piece by piece, no token twice; the first piece has the mask's shape, and 0 marks padding."""
         with super().reading(mask_BL) as read:
             yield lambda ids_BL: self._computing(partial(read, ids_BL))
 
     def share(self, lengths_tokens: Sequence[int]) -> list[int]:
-        """Return which samples this process computes."""
         return shares(lengths_tokens, dist.get_world_size())[dist.get_rank()]
-
-    def together(self, found: Mapping[int, T]) -> dict[int, T]:
-        """Return the results of all processes for the samples that `share` dealt out."""
-        return processes.together(found)
-
-    def agreed(self, values: Tensor) -> Tensor:
-        """Return the leading process' values in every process, so that all act alike."""
-        return processes.agreed(values)
 
     def accumulate(
         self, groups: Sequence[Sequence[int]], suffixes: Sequence[Suffix], total_of: Callable[[Sequence[int]], Tensor]
     ) -> None:
-        """Sum the gradients of `total_of` over the groups, and over all processes."""
         idle = self._idle(len(groups))
         super().accumulate(groups, suffixes, total_of)
         for _ in range(idle):
-            (self.look([_NOTHING]).logp_BT.sum() * 0).backward()  # type: ignore[no-untyped-call]
-
-    def sums(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all samples, whichever process computes them."""
-        return self._totals(values)
-
-    def _totals(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all processes."""
-        total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return [float(value) for value in total.tolist()]
+            (self.token_scores([_NOTHING]).logp_BT.sum() * 0).backward()  # type: ignore[no-untyped-call]
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradient down to the norm where it is larger; return its norm before."""
         norm = nn.utils.clip_grad_norm_(list(self.trained.values()), max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def save(self, folder: Path) -> None:
-        """Write what an engine loads: the model as exact as its base, in a file of each process, or the adapter."""
         if self._adapter is None:
             rounded = {name: p.detach().to(self.published_dtype) for name, p in self.trained.items()}
             self.save_state(folder, "model", {"": rounded})
@@ -147,28 +120,10 @@ class FsdpModel(TorchModel):
             self._adapter.save_pretrained(folder, state_dict=whole)
         dist.barrier()
 
-    @torch.no_grad()
-    def restore(self, folder: Path, masters: Path | None = None) -> None:
-        """Take over the weights that `save` wrote, or the more exact ones that they were written from."""
-        if masters is not None:
-            readers: dict[str, Callable[[], Tensor | None]] = dict(stored(masters.parent, masters.stem))
-        elif self._adapter is not None:
-            saved = load_file(folder / f"{STEM}.safetensors")
-            readers = {name: partial(saved.get, saved_name(name)) for name in self.trained}
-        else:
-            readers = dict(tensors_of(weight_files(folder)))
-        for name, parameter in self.trained.items():
-            value = readers[name]() if name in readers else None
-            if value is None or value.shape != parameter.shape:
-                raise UnusableCheckpoint(
-                    f"{folder}: {name} is {'missing' if value is None else tuple(value.shape)}, expected "
-                    f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model, and the "
-                    "LoRA rank, that this policy was started with."
-                )
-            parameter.copy_(_cut(value, parameter))
+    def _readers(self, folder: Path) -> Mapping[str, Callable[[], Tensor]]:
+        return dict(tensors_of(weight_files(folder)))
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
-        """Write kinds of tensors, each like the trained weights; each process puts some of them together."""
         mine: dict[str, Tensor] = {}
         tensors = {key(kind, name): value for kind, values in state.items() for name, value in values.items()}
         # By name: which file a tensor comes to does not depend on whether this trainer went on or was started again.
@@ -177,15 +132,6 @@ class FsdpModel(TorchModel):
             if number % dist.get_world_size() == dist.get_rank():
                 mine[name] = whole.cpu()
         write_parts(folder, stem, mine)
-
-    def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
-        """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
-        state: dict[str, dict[str, Tensor]] = {}
-        for one, read in stored(folder, stem):
-            kind, _, name = one.rpartition("/")
-            value = read()
-            state.setdefault(kind, {})[name] = value if value.ndim == 0 else _cut(value, self.trained[name])
-        return state or None
 
     def _check_head(self) -> None:
         self._computing(super()._check_head)
@@ -207,8 +153,10 @@ class FsdpModel(TorchModel):
             held.copy_(_cut(value, held) if isinstance(held, DTensor) else value)
 
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
-        """Return, of tensors shaped like the trained weights, the numbers that only this process counts."""
         return ((name, _here(value)) for name, value in tensors.items())
+
+    def _part(self, whole: Tensor, parameter: nn.Parameter) -> Tensor:
+        return _cut(whole, parameter)
 
     def _computing(self, compute: Callable[[], T]) -> T:
         """Compute with the weights outside of layers put together."""
@@ -227,15 +175,15 @@ class FsdpModel(TorchModel):
         return int(most) - count
 
     def _in_groups(
-        self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
-    ) -> list[T]:
-        """Return the results of `scored` for each suffix, in order, in as many passes as the process with the most."""
+        self, suffixes: Sequence[Suffix], scored: ScoreGroup, budget_tokens: int, *_: Any
+    ) -> list[AnswerTensors]:
+        # In as many passes as the process with the most.
         groups = self.groups(suffixes, budget_tokens=budget_tokens)
         idle = self._idle(len(groups))
-        found: dict[int, T] = {}
+        found: dict[int, AnswerTensors] = {}
         for group in groups:
             found |= zip(group, self._computing(partial(scored, [suffixes[i] for i in group])), strict=True)
-        for _ in range(idle):
+        for _number in range(idle):
             self._computing(partial(scored, [_NOTHING]))
         return [found[i] for i in range(len(suffixes))]
 

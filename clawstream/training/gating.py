@@ -4,11 +4,12 @@ A refusal raises StepRefused, and the trainer has to be restored before it is us
 
 Nothing here has a gradient or changes the policy. The way that a step should go is worked out apart from the loss, so
 that a loss with a wrong sign shows. Where several processes train the policy, each measures its share and gets the
-others', so that all of them decide by the same numbers. T response tokens, K tokens that the teacher likes best.
+others', so that all of them decide by the same numbers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import isfinite, isnan
 
 from clawstream.config import TrainingSettings
@@ -22,9 +23,9 @@ from clawstream.training.publishing import (
     REJECTED_IN_A_ROW,
     WRITTEN_TOKENS,
     AnswerLikelihood,
+    Canary,
     GateMemory,
     Way,
-    WrittenAnswer,
     astray,
     harm,
     is_near,
@@ -39,24 +40,32 @@ from clawstream.training.writing import write
 WRITES_EVERY = 4  # versions, even if each step changes the policy little: many small steps go far too
 
 
-class Probe:
-    """Some of a step's samples, and the canaries, as the policy saw them before the step."""
+class Gate:
+    """The checks of one step, on some of its samples and on the canaries."""
 
     def __init__(
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
-        scored: Scored, mine: Sequence[int],
+        scored: Scored, mine: Sequence[int], num_rejected: int,
     ) -> None:  # fmt: skip
-        """`scored` holds this process' samples, whose indices are `mine`."""
+        """Measure the policy before its step; `scored` holds this process' samples, whose indices are `mine`.
+
+        Raises StepRefused where the rewards teach nothing. After `REJECTED_IN_A_ROW` rejections a person was told; if
+        the judge has not changed by then, it is accepted as it is.
+        """
+        judged = settings.weights[0] > 0 and scored.advantages is None  # given advantages are never one-sided
+        refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
+        if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
+            raise StepRefused(refusal)
+        self.as_it_is = refusal is not None  # the step learns from rewards that teach nothing
         self._model = model
         self._settings = settings
         wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
         self._chosen = _telling(samples, wanted, RECENT)
         chosen = [samples[index] for index in self._chosen]
-        recent = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in chosen]
-        canaries = [Suffix(c.prompt_ids, c.response_ids, c.temperature) for c in memory.canaries]
-        self._suffixes = recent + canaries
+        measured: list[SampleAssembled | Canary] = [*chosen, *memory.canaries]
+        self._suffixes = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in measured]
         self._stopped = [*map(stopped, chosen), *(c.stopped for c in memory.canaries)]
-        self._before = self._look(self._suffixes)
+        self._before = self._measured(self._suffixes)
         self._ahead = self._before[: len(self._chosen)]
         ways = model.together(
             {
@@ -68,7 +77,7 @@ class Probe:
         self._wanted = [ways[index] for index in self._chosen]
 
     def look_ahead(self, learning_rate: float) -> None:
-        """Look where the current gradient alone leads, since momentum may hide that it is wrong.
+        """Measure where the first gradient alone leads, since momentum may hide that it is wrong.
 
         The gradient is scaled so that its RMS entry moves a weight by `learning_rate`.
         """
@@ -81,48 +90,37 @@ class Probe:
             for name, p in self._model.trained.items()
         }
         with self._model.holding(ahead):
-            self._ahead = self._look(self._suffixes[: len(self._chosen)])
+            self._ahead = self._measured(self._suffixes[: len(self._chosen)])
 
-    def refusal(self, *, version: int, seed: int) -> str | None:
-        """Return why the policy as it is now may not be published, in words for a person; None: it may."""
-        after = self._look(self._suffixes)
-        found = harm(self._before, after, kl_nats=KL_NATS)
-        found = found or astray(self._before, after, self._ahead, self._wanted)
-        if found is not None or (is_near(self._before, after) and version % WRITES_EVERY):
-            return found
+    def let_out(self, *, version: int, seed: int) -> None:
+        """Return only if the policy may be published as it is now; else raise StepRefused."""
+        after = self._measured(self._suffixes)
+        refusal = harm(self._before, after, kl_nats=KL_NATS)
+        refusal = refusal or astray(self._before, after, self._ahead, self._wanted)
+        if refusal is None and not (is_near(self._before, after) and version % WRITES_EVERY):
+            refusal = self._misspoken(seed)
+        if refusal is not None:
+            raise StepRefused(refusal)
+
+    def _misspoken(self, seed: int) -> str | None:
+        """Return what is wrong with most of the answers that the policy now writes; None: nothing."""
         asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._suffixes))]
-        questions = [self._suffixes[place] for place in asked]
         answers = write(
-            self._model, questions, limit_tokens=WRITTEN_TOKENS, seed=seed,
+            self._model, [self._suffixes[place] for place in asked], limit_tokens=WRITTEN_TOKENS, seed=seed,
             budget_tokens=self._settings.micro_batch_tokens,
         )  # fmt: skip
         if answers is None:
             return "the policy gives its next tokens no finite probabilities"
-        return misspoken(
-            [
-                WrittenAnswer(
-                    token_ids=a.token_ids,
-                    ended=None if self._stopped[place] else a.ended,
-                    answered_tokens=len(q.response_ids),
-                )
-                for place, a, q in zip(asked, answers, questions, strict=True)
-            ]
-        )
+        known = zip(asked, answers, strict=True)
+        return misspoken([replace(a, ended=None) if self._stopped[place] else a for place, a in known])
 
-    def _look(self, suffixes: Sequence[Suffix]) -> list[AnswerLikelihood]:
+    def _measured(self, suffixes: Sequence[Suffix]) -> list[AnswerLikelihood]:
         mine = self._model.share([suffix.num_tokens for suffix in suffixes])
-        glances = self._model.glance(
+        found = self._model.likelihoods(
             [suffixes[place] for place in mine], budget_tokens=self._settings.micro_batch_tokens
         )
-        seen = self._model.together(
-            {
-                place: AnswerLikelihood(
-                    logps=tuple(glance.logp_T.tolist()), entropy_nats=float(glance.entropy_T.mean())
-                )
-                for place, glance in zip(mine, glances, strict=True)
-            }
-        )
-        return [seen[place] for place in range(len(suffixes))]
+        everyones = self._model.together(dict(zip(mine, found, strict=True)))
+        return [everyones[place] for place in range(len(suffixes))]
 
     def _way(self, scored: Scored, index: int, seen: AnswerLikelihood) -> Way | None:
         """Return how strongly each token of a sample is to become likelier (below 0: less so); None: no signal says.
@@ -152,36 +150,6 @@ def _spread(num: int, at_most: int) -> list[int]:
     """Return `at_most` indices below `num`, spread evenly."""
     count = min(num, at_most)
     return [position * num // count for position in range(count)]
-
-
-class Gate:
-    """The checks that one step has to pass."""
-
-    def __init__(
-        self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
-        scored: Scored, mine: Sequence[int], num_rejected: int,
-    ) -> None:  # fmt: skip
-        """Look at the policy before its step. Raises StepRefused where the rewards teach nothing.
-
-        After `REJECTED_IN_A_ROW` rejections a person was told; if the judge has not changed by then, it is accepted as
-        it is.
-        """
-        judged = settings.weights[0] > 0 and scored.advantages is None  # given advantages are never one-sided
-        refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
-        if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
-            raise StepRefused(refusal)
-        self.as_it_is = refusal is not None  # the step learns from rewards that teach nothing
-        self._probe = Probe(model, settings, samples, memory, scored=scored, mine=mine)
-
-    def look_ahead(self, learning_rate: float) -> None:
-        """Look where the first gradient leads, while it stands in the weights."""
-        self._probe.look_ahead(learning_rate)
-
-    def let_out(self, *, version: int, seed: int) -> None:
-        """Return only if the policy may be published as it is now; else raise StepRefused."""
-        refusal = self._probe.refusal(version=version, seed=seed)
-        if refusal is not None:
-            raise StepRefused(refusal)
 
 
 @contextmanager

@@ -9,23 +9,24 @@ written and not rejected, or read on from the newest plan's offsets.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from clawstream.config import Settings
 from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.events.control import pinned
+from clawstream.inference.bases import version_name
 from clawstream.stream import topics
 from clawstream.training.batches.following import Following, Retraining, TrainingLog, first_publication
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, of_policy, rejection
 from clawstream.training.models.base_folder import limits_of
-from clawstream.training.models.checkpoints import alone_on, folder_of, latest, prune, read
-from clawstream.training.stepping import Stepper, refuse_what_cannot_be
+from clawstream.training.models.checkpoints import alone_on, latest, prune, read
+from clawstream.training.stepping import Stepper, now_ms, refuse_what_cannot_be
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ async def train(
                 task.cancel()
             ending = (*readers, stopping, *loop.samples.reading, *loop.samples.keeping)
             await asyncio.gather(*ending, return_exceptions=True)
-            loop.close()
+            loop.stepper.close()
 
 
 class _Loop:
@@ -80,8 +81,8 @@ class _Loop:
         self._settings = settings
         self._log = training_log
         limits = limits_of(settings.engine.base_policy)
-        training = settings.training
-        self._stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, thread, limits, machine=training)
+        self._thread = thread  # of its own, so that the event loop stays free for the log
+        self.stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, limits, machine=settings.training)
         self._progress = PolicyProgress()
         self._first_version = retraining.from_version if retraining is not None else 0
         self._start = read(retraining.start) if retraining is not None and retraining.start is not None else None
@@ -96,10 +97,11 @@ class _Loop:
         await self.samples.read_promotions(until_end=True)
         missing: list[PolicyEvent] = []
         if self._first_version not in self._progress.published:
-            missing.append(first_publication(self._settings.policy.id, self._settings.engine.base_policy, self._start))
+            policy_id, base = self._settings.policy.id, self._settings.engine.base_policy
+            missing.append(first_publication(policy_id, base, self._start, now_ms=now_ms()))
         if self._checkpoint is not None:
-            missing += self._progress.unsaid(self._checkpoint, now_ms=_now_ms())
-        await self._say(missing)
+            missing += self._progress.missing_events(self._checkpoint, now_ms=now_ms())
+        await self._write(missing)
         written = self._progress.pending(self._version)
         self.samples.turn_to(written[0].replay if written else self.samples.wanted, executed_version=self._decided)
         log.info("training_starts version=%d pending=%s", self._version, bool(written))
@@ -109,10 +111,6 @@ class _Loop:
         """Whether nothing is left to do for ever: all samples that exist were read and trained on."""
         nothing_left = self._batcher.num_waiting == 0 and self._batcher.pending() is None
         return self.samples.all_read and (nothing_left or self._is_limited)
-
-    def close(self) -> None:
-        """End what the trainer started."""
-        self._stepper.close()
 
     async def read_policy(self) -> None:
         """Follow which version engines serve, so that its checkpoint is never removed."""
@@ -136,18 +134,18 @@ class _Loop:
             self.samples.turn_to(self.samples.wanted, executed_version=self._decided)
             return False
         if (back := self._rollback()) is not None:
-            await self._say([back])
+            await self._write([back])
             self._batcher.plan(back)
             return True
         if self._is_limited:
             return False
-        now_ms = _FOR_EVER_MS if self.samples.all_read else _now_ms()
-        batch = self._batcher.due(parent_version=self._version, now_ms=now_ms)
+        at_ms = _FOR_EVER_MS if self.samples.all_read else now_ms()
+        batch = self._batcher.due(parent_version=self._version, now_ms=at_ms)
         self.samples.tell_dropped()
         if batch is None:
             return False
         plan = self._plan(batch)
-        await self._say([plan])
+        await self._write([plan])
         self._batcher.plan(plan)
         return True
 
@@ -185,7 +183,7 @@ class _Loop:
         oldest_ms = self._batcher.oldest_ms
         if oldest_ms is None or self._batcher.pending() is not None or self._is_limited:
             return None
-        return max(0.05, self._settings.training.max_wait_s - (_now_ms() - oldest_ms) / 1000)
+        return max(0.05, self._settings.training.max_wait_s - (now_ms() - oldest_ms) / 1000)
 
     def _plan(self, batch: Batch) -> BatchPlanned:
         training = self._settings.training
@@ -197,7 +195,7 @@ class _Loop:
             offsets=batch.offsets,
             seed=training.seed * 1_000_003 + self._decided + 1,
             settings=training.resolved.model_dump_json().encode(),
-            planned_at_ms=_now_ms(),
+            planned_at_ms=now_ms(),
             replay=self.samples.replay,
             turns=tuple(map(turn_of, batch.samples)),
             advantages=batch.advantages,
@@ -217,28 +215,28 @@ class _Loop:
             return self._start.path if self._start is not None else None
         if self._checkpoint is not None and version == self._checkpoint.version:
             return self._checkpoint.path
-        return read(folder_of(self._settings.checkpoints_dir, version)).path
+        return read(self._settings.checkpoints_dir / version_name(version)).path
 
     async def _execute(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> None:
-        said = self._progress.steps.get(plan.policy_version)
+        recorded = self._progress.steps.get(plan.policy_version)
         try:
             parent = self._folder_of(plan.parent_version)
         except UnusableCheckpoint as error:
-            if plan.rollback is None or said is not None:
+            if plan.rollback is None or recorded is not None:
                 raise
             # Rejected on the log: else the rollback would be carried out whenever the folder comes back.
             why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once it is there"
-            await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=_now_ms()))
+            await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=now_ms()))
             return
-        outcome = await self._stepper.execute(
-            plan, samples, parent=parent, said=said, rejected=frozenset(self._progress.rejected)
-        )
+        rejected = frozenset(self._progress.rejected)
+        execute = partial(self.stepper.execute, plan, samples, parent=parent, recorded=recorded, rejected=rejected)
+        outcome = await asyncio.get_running_loop().run_in_executor(self._thread, execute)
         if isinstance(outcome, StepRejected):
             await self._reject(plan, outcome)
             return
         checkpoint = self._checkpoint = outcome
         await self.samples.executed(plan)
-        await self._say(self._progress.unsaid(checkpoint, now_ms=_now_ms()))
+        await self._write(self._progress.missing_events(checkpoint, now_ms=now_ms()))
         step = checkpoint.step
         log.info(
             "step_taken version=%d samples=%d loss=%s grad_norm=%s step_ms=%d",
@@ -249,14 +247,14 @@ class _Loop:
 
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
         """Write the rejection; training goes on from the version before, and the samples are used up."""
-        await self._say([rejected])
+        await self._write([rejected])
         await self.samples.executed(plan, rejected=True)
         log.error(
             "step_rejected version=%d stays=%d samples=%d reason=%r",
             plan.policy_version, plan.parent_version, len(plan.sample_ids), rejected.reason,
         )  # fmt: skip
 
-    async def _say(self, events: Sequence[PolicyEvent]) -> None:
+    async def _write(self, events: Sequence[PolicyEvent]) -> None:
         if events:
             await self._log.append(events)
         for event in events:
@@ -272,7 +270,3 @@ def _gone(plan: BatchPlanned, missing: Sequence[str]) -> SamplesGone:
         "derive the samples again with `clawstream replay start --votes-from log --name again` and go on with "
         f"`clawstream train --samples again --from-policy {plan.parent_version}`, as a policy of its own"
     )
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -35,22 +35,8 @@ from clawstream.errors import ConfigError, OperatorError, PartUnavailable, StepR
 from clawstream.events import SampleAssembled
 from clawstream.inference.model_folder import INDEX
 from clawstream.training.models.base_folder import threads_for
-from clawstream.training.models.model import Model, T
+from clawstream.training.models.model import Model
 from clawstream.training.step.trainer import StepSummary, Trainer, load_options
-
-
-def together(found: Mapping[int, T]) -> dict[int, T]:
-    """Return the results of all processes; where several have the same key, all take one process' value."""
-    parts: list[Mapping[int, T]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(parts, dict(found))
-    return {number: value for part in parts for number, value in part.items()}
-
-
-def agreed(values: Tensor) -> Tensor:
-    """Return the first process' values."""
-    values = values.contiguous()
-    dist.broadcast(values, 0)
-    return values
 
 
 def write_parts(folder: Path, stem: str, mine: Mapping[str, Tensor]) -> None:
@@ -77,27 +63,12 @@ def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device:
     state["trainer"] = Trainer(base, settings, device=device, model=_model(base, settings, device))
 
 
-def restore(state: dict[str, Any], folder: Path | None) -> None:
-    """Go on from a checkpoint; None: from the policy's start."""
-    state["trainer"].restore(folder)
-
-
-def update(
-    state: dict[str, Any],
-    samples: tuple[SampleAssembled, ...],
-    options: Mapping[str, Any],
-) -> StepSummary | StepRefused:
-    """Take the steps that make a version; all processes return the same, a refusal too: they are to go on after it."""
+def call(state: dict[str, Any], method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Call the trainer's method; all processes return the same, a refusal too: they are to go on after it."""
     try:
-        said: StepSummary = state["trainer"].update(samples, **options)
+        return getattr(state["trainer"], method)(*args, **options)
     except StepRefused as why:
         return why
-    return said
-
-
-def save(state: dict[str, Any], folder: Path) -> None:
-    """Write this process' part of the weights and of the trainer's state."""
-    state["trainer"].save(folder)
 
 
 def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
@@ -279,32 +250,23 @@ class Team:
         """The process ids of its members."""
         return self._processes.pids
 
-    def update(
-        self,
-        samples: Sequence[SampleAssembled],
-        *,
-        version: int,
-        seed: int,
-        gated: bool = False,
-        num_rejected: int = 0,
-        advantages: Sequence[float] | None = None,
-    ) -> StepSummary:
-        """Take the steps that make `version`, as `Trainer.update` does; after StepRefused the processes are there."""
-        options = {
-            "version": version, "seed": seed, "gated": gated, "num_rejected": num_rejected, "advantages": advantages,
-        }  # fmt: skip
-        said: StepSummary | StepRefused = self._processes.ask(f"{_MEMBER}:update", tuple(samples), options)[0]
-        if isinstance(said, StepRefused):
-            raise said
-        return said
+    def update(self, samples: Sequence[SampleAssembled], **options: Any) -> StepSummary:
+        """Take the steps of a version, as `Trainer.update` does with these options; StepRefused ends no process."""
+        outcome: StepSummary | StepRefused = self._call("update", tuple(samples), **options)
+        if isinstance(outcome, StepRefused):
+            raise outcome
+        return outcome
 
     def save(self, folder: Path) -> None:
         """Write the weights for engines, and beside them all that `restore` needs, in any number of processes."""
-        self._processes.ask(f"{_MEMBER}:save", folder)
+        self._call("save", folder)
 
     def restore(self, folder: Path | None) -> None:
         """Go on from a checkpoint of this policy, whichever trainer wrote it; None: from its start."""
-        self._processes.ask(f"{_MEMBER}:restore", folder)
+        self._call("restore", folder)
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        return self._processes.ask(f"{_MEMBER}:call", method, args, options)[0]
 
     def close(self) -> None:
         """End the processes."""

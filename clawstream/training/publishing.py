@@ -10,7 +10,9 @@ evaluation asks in side turns, of which no sample is made, so its questions are 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import comb, exp, isfinite, sqrt
+from itertools import takewhile
+from math import comb, exp, isfinite, prod, sqrt
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from clawstream.conversation.messages import loops
@@ -114,7 +116,7 @@ class WrittenAnswer:
     """A short answer by the policy after the step, to a prompt that people got an answer to."""
 
     token_ids: tuple[int, ...]  # without the end token
-    ended: bool | None  # None: it is not known how the model's answers end
+    ended: bool | None  # False: it was cut off; None: it is not known how the model's answers end
     answered_tokens: int  # of the answer that people got
 
 
@@ -141,8 +143,7 @@ def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | N
             f"all {len(here)} rewards are above 0, where {num_good} of the {len(before)} before them were: the chance "
             f"of that is {chance:.1g}. The judge says yes to everything since"
         )
-    alike = (*memory.verdicts, *here)
-    alike = alike[len(alike) - _run(alike) :]
+    alike = list(takewhile(lambda verdict: verdict.good, reversed((*memory.verdicts, *here))))
     hinted = sum(verdict.hinted for verdict in alike)
     if _tail(hinted, len(alike), NEEDLESS_HINTS) < RARE:
         return (
@@ -162,9 +163,9 @@ def harm(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood], 
 
     `kl_nats` bounds how far a step may move the policy, per token. `before` and `after` hold the same answers.
     """
-    if not all(_is_finite(look) for look in after):
+    if not all(isfinite(number) for one in after for number in (*one.logps, one.entropy_nats)):
         return "log-probs of the policy after the step are not finite numbers"
-    moved = _interval([_kl(b.logps, a.logps) for b, a in _both(before, after)])
+    moved = _interval([_kl(b.logps, a.logps) for b, a in zip(before, after, strict=True)])
     if moved is not None and moved[0] > kl_nats:
         return f"the policy moved by {_words(moved)} nats a token in one step, expected at most {kl_nats:g}"
     return _entropy_gone(before, after)
@@ -181,18 +182,11 @@ def astray(
     `ahead` is where the step's gradient alone leads. All arguments are about the same answers, the step's own.
     """
     for what, there in (("the step", after), ("the gradient", ahead)):
-        moves = [
-            abs(new - old)
-            for b, a in zip(before, there, strict=False)
-            for old, new in zip(b.logps, a.logps, strict=True)
-        ]
+        pairs = list(zip(before, there, strict=False))
+        moves = [abs(new - old) for b, a in pairs for old, new in zip(b.logps, a.logps, strict=True)]
         if sum(moves) < STILL_NATS * len(moves):
             continue
-        gains = [
-            _gain(way, b.logps, a.logps)
-            for way, b, a in zip(wanted, before, there, strict=False)
-            if way is not None and any(way)
-        ]
+        gains = [_gain(way, b.logps, a.logps) for way, (b, a) in zip(wanted, pairs, strict=False) if way and any(way)]
         gained = _interval([gain.cosine for gain in gains])
         # Where one bad answer decides the step, most answers may lose a little although together they gain.
         if gained is not None and gained[2] < 0 and sum(gain.nats for gain in gains) < 0:
@@ -208,7 +202,7 @@ def is_near(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood
 
     Two distributions of whole answers differ in a share of at most sqrt(KL / 2), by Pinsker's inequality.
     """
-    moved = _interval([_kl(b.logps, a.logps) * len(b.logps) for b, a in _both(before, after)])
+    moved = _interval([_kl(b.logps, a.logps) * len(b.logps) for b, a in zip(before, after, strict=True)])
     return moved is not None and moved[2] < NEAR_NATS
 
 
@@ -226,20 +220,18 @@ def misspoken(written: Sequence[WrittenAnswer]) -> str | None:
 
 
 def _entropy_gone(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]) -> str | None:
-    least = ENTROPY_NATS
     for what, sign in (("surer", -1), ("less sure", 1)):
         # The entropies are too far apart only if their excess over the bound is certainly above 0.
         excess = []
-        for b, a in _both(before, after):
+        for b, a in zip(before, after, strict=True):
             low, high = (a.entropy_nats, b.entropy_nats) if sign < 0 else (b.entropy_nats, a.entropy_nats)
-            excess.append(high - max(ENTROPY_FACTOR * low, low + least))
+            excess.append(high - max(ENTROPY_FACTOR * low, low + ENTROPY_NATS))
         beyond = _interval(excess)
         if beyond is not None and beyond[0] > 0:
-            mean_before = sum(b.entropy_nats for b in before) / len(before)
-            mean_after = sum(a.entropy_nats for a in after) / len(after)
+            was, now = (fmean(one.entropy_nats for one in answers) for answers in (before, after))
             return (
                 f"the policy is {what} by more than a factor of {ENTROPY_FACTOR:g}: its entropy goes from "
-                f"{mean_before:.3g} to {mean_after:.3g} nats a token"
+                f"{was:.3g} to {now:.3g} nats a token"
             )
     return None
 
@@ -257,30 +249,9 @@ def _counts(sample: SampleAssembled) -> bool:
     return sample.reward is not None and sample.reward * (sample.learned_reward or 0) > 0
 
 
-def _run(verdicts: Sequence[JudgedReward]) -> int:
-    """Return how many verdicts at the end are good in a row."""
-    run = 0
-    while run < len(verdicts) and verdicts[-1 - run].good:
-        run += 1
-    return run
-
-
 def _chance_of_all(num: int, *, num_good: int, num_before: int) -> float:
     """Return the probability that `num` are all good, estimated from `num_good` of `num_before` alone."""
-    chance = 1.0
-    for more in range(num):
-        chance *= (num_good + 1 + more) / (num_before + 2 + more)
-    return chance
-
-
-def _both(
-    before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]
-) -> list[tuple[AnswerLikelihood, AnswerLikelihood]]:
-    return list(zip(before, after, strict=True))
-
-
-def _is_finite(look: AnswerLikelihood) -> bool:
-    return all(map(isfinite, look.logps)) and isfinite(look.entropy_nats)
+    return prod((num_good + 1 + more) / (num_before + 2 + more) for more in range(num))
 
 
 class _Gain(NamedTuple):
@@ -311,7 +282,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float, float] | None:
     n = len(values)
     if n < MIN_ANSWERS:
         return None
-    mean = sum(values) / n
+    mean = fmean(values)
     deviation = sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
     half = _T99[min(n - 1, len(_T99)) - 1] * deviation / sqrt(n)
     return mean - half, mean, mean + half

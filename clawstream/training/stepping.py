@@ -1,15 +1,13 @@
-"""Executes plans, one after the other, on a thread of its own: the event loop stays free for the log.
+"""Executes plans, one after the other.
 
 A step is taken under the settings that its plan names, from its parent's checkpoint, so a plan that is executed again
 gives the same bytes on the same machine. If the log already has the step's outcome, the step is neither measured nor
 judged again.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -38,37 +36,45 @@ class Stepper:
     """Holds a policy's trainer, which is kept between steps while the settings stay the same."""
 
     def __init__(
-        self, base: Path, checkpoints_dir: Path, thread: ThreadPoolExecutor, limits: ModelLimits, *,
-        machine: TrainingSettings | None = None,
-    ) -> None:  # fmt: skip
+        self, base: Path, checkpoints_dir: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None
+    ) -> None:
         """`machine` holds the settings of this machine's computing; None: each plan's own settings are used."""
         self._base = base
         self._machine = machine
         self._limits = limits
         self._checkpoints_dir = checkpoints_dir
-        self._thread = thread
         self._team: Team | None = None  # while its processes run
         # The settings, the version that the trainer holds (None: its step was rejected), the trainer.
         self._trainer: tuple[TrainingSettings, int | None, Trainer | Team] | None = None
 
-    async def execute(
-        self,
-        plan: BatchPlanned,
-        samples: tuple[SampleAssembled, ...],
-        *,
-        parent: Path | None,
-        said: StepTaken | None,
-        rejected: Collection[int] = (),
-    ) -> Checkpoint | StepRejected:
+    def execute(
+        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], *, parent: Path | None,
+        recorded: StepTaken | None, rejected: Collection[int] = (),
+    ) -> Checkpoint | StepRejected:  # fmt: skip
         """Take the plan's step on these samples and return its checkpoint, whole on disk; or why there is none.
 
         A sample that no step can be taken on is left out, each time that the step is taken; only plans by older
-        releases name one. `parent` is the verified folder of the parent version, None the base; `said` is what the log
-        says of this step, `rejected` the earlier versions that were never published.
+        releases name one. `parent` is the verified folder of the parent version, None the base; `recorded` is the step
+        as it stands on the log, `rejected` the earlier versions that were never published.
         """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._execute, plan, samples, parent, said, rejected
-        )
+        started_s = time.perf_counter()
+        settings = self._settings_of(plan, recorded)
+        trainer = self._trainer_for(settings, plan.parent_version, parent)
+        self._trainer = None  # until the step is kept or rejected: after another end its weights are unknown
+        usable = self._usable(plan, samples)
+        try:
+            update = trainer.update(
+                usable, version=plan.policy_version, seed=plan.seed, gated=settings.gate and recorded is None,
+                num_rejected=plan.policy_version - plan.parent_version - 1, advantages=_advantages(plan, usable),
+            )  # fmt: skip
+        except StepRefused as why:
+            self._trainer = (settings, None, trainer)
+            return rejection(plan, str(why), step_ms=_ms_since(started_s), now_ms=now_ms())
+        step_ms = _ms_since(started_s)
+        step = recorded or step_taken(plan, usable, update, rejected=rejected, step_ms=step_ms, now_ms=now_ms())
+        checkpoint = write(self._checkpoints_dir, plan, step, trainer.save)
+        self._trainer = (settings, plan.policy_version, trainer)
+        return checkpoint
 
     def close(self) -> None:
         """End the trainer's processes, where it has any."""
@@ -76,33 +82,10 @@ class Stepper:
             self._team.close()
             self._team = None
 
-    def _execute(
-        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], parent: Path | None, said: StepTaken | None,
-        rejected: Collection[int],
-    ) -> Checkpoint | StepRejected:  # fmt: skip
-        started = time.perf_counter()
-        settings = self._settings_of(plan, said)
-        trainer = self._trainer_for(settings, plan.parent_version, parent)
-        self._trainer = None  # until the step is kept or rejected: after another end its weights are unknown
-        usable = self._usable(plan, samples)
-        try:
-            update = trainer.update(
-                usable, version=plan.policy_version, seed=plan.seed, gated=settings.gate and said is None,
-                num_rejected=plan.policy_version - plan.parent_version - 1, advantages=_advantages(plan, usable),
-            )  # fmt: skip
-        except StepRefused as why:
-            self._trainer = (settings, None, trainer)
-            return rejection(plan, str(why), step_ms=_ms_since(started), now_ms=_now_ms())
-        step_ms = _ms_since(started)
-        step = said or step_taken(plan, usable, update, rejected=rejected, step_ms=step_ms, now_ms=_now_ms())
-        checkpoint = write(self._checkpoints_dir, plan, step, trainer.save)
-        self._trainer = (settings, plan.policy_version, trainer)
-        return checkpoint
-
-    def _settings_of(self, plan: BatchPlanned, said: StepTaken | None) -> TrainingSettings:
+    def _settings_of(self, plan: BatchPlanned, recorded: StepTaken | None) -> TrainingSettings:
         """Return the step's settings: the plan's, but this machine's own for how it computes, if the step is new."""
         settings = TrainingSettings.model_validate_json(plan.settings)
-        if said is not None or self._machine is None:
+        if recorded is not None or self._machine is None:
             return settings
         here = {name: getattr(self._machine, name) for name in _OF_THE_MACHINE}
         others = {name: value for name, value in here.items() if value != getattr(settings, name)}
@@ -146,15 +129,15 @@ def _advantages(plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> tuple
     """Return the plan's advantages of these samples; None: the plan has none."""
     if plan.advantages is None:
         return None
-    said = dict(zip(plan.sample_ids, plan.advantages, strict=True))
-    return tuple(said[sample.sample_id] for sample in samples)
+    by_id = dict(zip(plan.sample_ids, plan.advantages, strict=True))
+    return tuple(by_id[sample.sample_id] for sample in samples)
 
 
 def _ms_since(started_s: float) -> int:
     return round((time.perf_counter() - started_s) * 1000)
 
 
-def _now_ms() -> int:
+def now_ms() -> int:
     return int(time.time() * 1000)
 
 

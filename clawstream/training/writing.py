@@ -1,13 +1,13 @@
 """Short answers by a model that is in the trainer's hands, sampled as engines sample them: from all of its tokens.
 
 Where a model is cut over processes, all of them write the same answers: each computes its part of every token, and the
-leading one draws the token. B rows, L tokens of a padded prompt, V the vocabulary.
+leading one draws the token. B rows, L tokens of a padded prompt or of a piece, A all tokens so far, V the vocabulary, N
+heads, D their width.
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,35 +16,29 @@ from transformers import AutoConfig, GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from clawstream.training.models.model import Model
+from clawstream.training.publishing import WrittenAnswer
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import micro_batches
 
 _NO_TOKEN = -1  # drawn where a probability is not finite
 
 
-class GeneratedAnswer(NamedTuple):
-    """An answer that the model wrote."""
-
-    token_ids: tuple[int, ...]  # without the end token
-    ended: bool | None  # False: it was cut off; None: the model names no end token
-
-
 @torch.no_grad()
 def write(
     model: Model, questions: Sequence[Suffix], *, limit_tokens: int, seed: int, budget_tokens: int = 16_384
-) -> list[GeneratedAnswer] | None:
+) -> list[WrittenAnswer] | None:
     """Return an answer to each question's prompt, at its temperature; None: a probability was not finite.
 
     At most `budget_tokens` tokens are computed at once; that number and the seed decide what is drawn.
     """
     lengths = [len(question.prompt_ids) + limit_tokens for question in questions]
     ends = _ends(model.folder)
-    found: dict[int, GeneratedAnswer] = {}
+    found: dict[int, WrittenAnswer] = {}
     for number, group in enumerate(micro_batches(lengths, budget_tokens=budget_tokens)):
         rows = _write(model, [questions[i] for i in group], ends, limit_tokens=limit_tokens, seed=seed + number)
         if rows is None:
             return None
-        found |= zip(group, (_answer(row, ends) for row in rows), strict=True)
+        found |= {i: _answer(row, ends, len(questions[i].response_ids)) for i, row in zip(group, rows, strict=True)}
     return [found[i] for i in range(len(questions))]
 
 
@@ -101,11 +95,10 @@ def _ends(folder: Path) -> list[int]:
     return list(named) if isinstance(named, (list, tuple)) else [named]
 
 
-def _answer(token_ids: list[int], ends: list[int]) -> GeneratedAnswer:
-    for place, token in enumerate(token_ids):
-        if token in ends:
-            return GeneratedAnswer(tuple(token_ids[:place]), ended=True)
-    return GeneratedAnswer(tuple(token_ids), ended=False if ends else None)
+def _answer(token_ids: list[int], ends: list[int], answered_tokens: int) -> WrittenAnswer:
+    end = next((place for place, token in enumerate(token_ids) if token in ends), None)
+    ended = end is not None if ends else None
+    return WrittenAnswer(token_ids=tuple(token_ids[:end]), ended=ended, answered_tokens=answered_tokens)
 
 
 class PiecewiseCache:

@@ -74,7 +74,7 @@ def _ours(arm: str, folder: Path, budget_tokens: int) -> Work:
             chosen = [suffixes[i] for i in group]
             read = [s.read_ids for s in chosen]
             tokens = len(packing.pack(read).ids) if model.packs else len(read) * max(map(len, read))
-            yield model.look(chosen).logp_BT, [some[i] for i in group], tokens
+            yield model.token_scores(chosen).logp_BT, [some[i] for i in group], tokens
 
     return Work(model.trained, passes)
 

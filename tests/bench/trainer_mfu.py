@@ -160,7 +160,7 @@ def _seconds(model: Model, suffixes: Sequence[Suffix], advantage_B: torch.Tensor
     """Return how long a pass takes, the median of some after two that are not counted."""
 
     def total_of(_group: Sequence[int]) -> torch.Tensor:
-        return loss(model.look(suffixes).logp_BT, advantage_B)
+        return loss(model.token_scores(suffixes).logp_BT, advantage_B)
 
     taken: list[float] = []
     until = time.perf_counter() + WITHIN_S

@@ -1,15 +1,12 @@
 """Where a policy's trainer stopped on the log, and how far it has to read for a group.
 
-A trainer goes on where it stopped only on the log that it stopped on, and never later than that place. A
-sample that is read twice is used once, since the plans say which samples are used up.
-
-A sample is written to the log before its group's settlement. So it lies below the partitions' ends as they are once the
-settlement has been read.
+A trainer goes on only on the log that it stopped on, and never later than where it stopped. A sample that is read twice
+is used once, since the plans say which samples are used up. A sample is written before its group's settlement, so it
+lies below the partitions' ends as they are once the settlement has been read.
 """
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import BatchPlanned, PolicyEvent
@@ -19,7 +16,7 @@ from clawstream.stream.log import Commit, Contradiction, Log, PartitionId, diges
 from clawstream.stream.runner.fold import Note
 from clawstream.stream.runner.offset_reset import TRUST_LOG, ResettableLog, contradicted, last_records, put_back
 from clawstream.stream.stage import Record
-from clawstream.training.batches.planning import first_plans, resume_offsets
+from clawstream.training.batches.progress import first_plans, resume_offsets
 
 log = logging.getLogger(__name__)
 
@@ -92,22 +89,15 @@ async def _with_digests(of: Log, commits: Mapping[PartitionId, Commit]) -> dict[
     return noted
 
 
-class Ends(Protocol):
-    """The part of a log that is needed."""
-
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
-
-
 class Horizon:
     """Asks for the topics' ends at the start, and again after settlements were read."""
 
-    def __init__(self, topics: Sequence[str], log: Ends) -> None:
+    def __init__(self, topics: Sequence[str], log: Log) -> None:
         self._topics = topics
         self._log = log
         self._unsure: list[str] = []  # settled groups for which the ends were not asked yet
-        self._ahead: tuple[Mapping[PartitionId, int], list[str]] | None = (
-            None  # ends, and the groups settled before them
-        )
+        # The ends, and the groups that were settled before they were asked.
+        self._ahead: tuple[Mapping[PartitionId, int], list[str]] | None = None
         self._begun = False
 
     async def passed(self, settled: Iterable[str], positions: Mapping[tuple[str, int], int]) -> list[str] | None:

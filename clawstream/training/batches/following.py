@@ -8,7 +8,6 @@ A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,8 +35,8 @@ from clawstream.stream.runner.offset_reset import ResettableLog
 from clawstream.stream.stage import HEARD_MS
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches.bookmark import Bookmark, Horizon
-from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, DropReason, resume_offsets
-from clawstream.training.batches.progress import PolicyProgress, of_policy, publication
+from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, DropReason
+from clawstream.training.batches.progress import PolicyProgress, of_policy, publication, resume_offsets
 from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.trainable import ModelLimits
 from clawstream.training.models.checkpoints import Checkpoint, read
@@ -68,9 +67,8 @@ def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[S
     return settings.model_copy(update={"policy": policy, "training": training}), what
 
 
-def first_publication(policy_id: str, base: Path, start: Checkpoint | None) -> PolicyPublished:
+def first_publication(policy_id: str, base: Path, start: Checkpoint | None, *, now_ms: int) -> PolicyPublished:
     """Return the event that says what a policy starts from: the base, or a version of another policy."""
-    now_ms = int(time.time() * 1000)
     if start is not None:
         return replace(publication(start, now_ms=now_ms, policy_id=policy_id), parent_version=None)
     return PolicyPublished(
@@ -100,9 +98,9 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
 LOST = frozenset({DropReason.STALE, DropReason.UNGROUPED, DropReason.LEFT_OUT, DropReason.UNSETTLED})
 
 
-def grown(dropped: Mapping[DropReason, int], said: Counter[DropReason]) -> dict[DropReason, int]:
+def grown(dropped: Mapping[DropReason, int], logged: Counter[DropReason]) -> dict[DropReason, int]:
     """Return the counts that are at least twice the number last logged, for reasons that have words."""
-    return {reason: number for reason in WHY if (number := dropped.get(reason, 0)) >= max(1, 2 * said[reason])}
+    return {reason: number for reason in WHY if (number := dropped.get(reason, 0)) >= max(1, 2 * logged[reason])}
 
 
 log = logging.getLogger(__name__)
@@ -142,13 +140,11 @@ class Following:
         self.all_read = False  # True: a retraining has read its replay to the end
         self.arrived = asyncio.Event()
         self._one_asking = asyncio.Lock()
-        self._told: Counter[DropReason] = Counter()  # how many dropped samples were logged
+        self._logged: Counter[DropReason] = Counter()  # how many dropped samples were logged
         self.reading: list[asyncio.Task[None]] = []
         self.keeping: list[asyncio.Task[None]] = []  # writes the newest plan's note, while the next step is taken
         self.quarantine = TrainingQuarantine(topics.SAMPLES, training_log, on_change=self.arrived.set)
-        self._positions: dict[
-            tuple[str, int], int
-        ] = {}  # the next offset to read of each partition; empty: not known yet
+        self._positions: dict[tuple[str, int], int] = {}  # by partition: the next offset to read; empty: not known yet
         self._ends: Mapping[PartitionId, int] = {}  # the log's ends when reading began
         self._bookmark = Bookmark(settings.policy.id, training_log)
 
@@ -186,7 +182,7 @@ class Following:
         self.batcher = Batcher(
             these, self._progress.plans, executed_version=executed_version, rejected=self._progress.rejected
         )
-        self._told.clear()
+        self._logged.clear()
         self.all_read = False
         self._positions = {}
         self.quarantine.turn()
@@ -209,10 +205,10 @@ class Following:
 
     def tell_dropped(self) -> None:
         """Log how many of the samples read so far were dropped, and why."""
-        for reason, number in grown(self.batcher.dropped, self._told).items():
+        for reason, number in grown(self.batcher.dropped, self._logged).items():
             level = logging.WARNING if reason in LOST else logging.INFO
             log.log(level, "samples_dropped=%d trained=never reason=%s", number, WHY[reason])
-            self._told[reason] = number
+            self._logged[reason] = number
 
     async def executed(self, plan: BatchPlanned, *, rejected: bool = False) -> None:
         """Note that the plan's step is taken or rejected: its samples are used up, and the bookmark moves on."""

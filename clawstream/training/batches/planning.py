@@ -3,25 +3,21 @@
 Every sample is in at most one batch, even if it is delivered twice or read again from any planned offset: a plan on the
 log is executed as it stands, and no later plan takes a sample that it names. Of a turn and its judge at most one
 revision is planned, the newest that is here by then; a later one is not trained on. The turn's prompt may be answered
-again; until that is asked for, no plan's offsets pass the late sample, so a restarted trainer finds it. The same books
-show which samples are late, superseded, stale or unsettled, so all of it stands in one file.
+again; until that is asked for, no plan's offsets pass the late sample, so a restarted trainer finds it.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
+from typing import TypeVar
 
-from clawstream.events import (
-    NOBODY,
-    BatchPlanned,
-    GroupSettled,
-    PlannedTurn,
-    SampleAssembled,
-    TopicOffset,
-)
+from clawstream.events import NOBODY, BatchPlanned, GroupSettled, PlannedTurn, SampleAssembled, TopicOffset
+from clawstream.training.batches.progress import first_plans, versions_behind
 from clawstream.training.batches.trainable import ModelLimits, SettledGroups, flaw, hint_counts
 
+T = TypeVar("T")
 _Judge = tuple[str, str]  # the judge and its prompt's version
 _Revision = tuple[bool, int, int]  # a later revision is greater
 _Answer = tuple[str, str, str]  # the answer's id, then its `_Judge`
@@ -94,13 +90,9 @@ class Batcher:
     """
 
     def __init__(
-        self,
-        rules: BatchRules,
-        planned: Iterable[BatchPlanned] = (),
-        *,
-        executed_version: int = 0,
-        rejected: Collection[int] = (),
-    ) -> None:
+        self, rules: BatchRules, planned: Iterable[BatchPlanned] = (), *,
+        executed_version: int = 0, rejected: Collection[int] = (),
+    ) -> None:  # fmt: skip
         self.dropped: Counter[DropReason] = Counter()
         self._rules = rules
         self._rejected = set(rejected)  # versions that were never published
@@ -114,7 +106,7 @@ class Batcher:
         self._late: dict[str, Arrival] = {}  # late samples whose prompts are to be answered again, by turn
         self._asked: set[str] = set()  # turns whose prompts were asked to be answered again
         self._groups = SettledGroups()
-        self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # samples that wait
+        self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # ids of waiting samples
         self._is_current = False  # whether everything is read that stood on the log when reading began
         self._chosen: dict[str, Arrival] = {}  # the samples of the newest `due`, whose plan is on its way to the log
         self._pending: list[BatchPlanned] = []
@@ -153,7 +145,8 @@ class Batcher:
         """Take in a group's settlement, which the broker appended at `at_ms`."""
         self._groups.learn(event, at_ms)
         self._groups.end(step.turn_id for step in event.advantages if step.turn_id in self._turns)
-        self._leave_out(event.group_id)
+        here = self._of_group.get(event.group_id, ())
+        self._drop([n for n in here if self._groups.leaves_out(self._waiting[n].sample)], DropReason.LEFT_OUT)
 
     def read_past(self, group_ids: Iterable[str]) -> None:
         """Note that everything is read that stood on the log when reading began, and when these groups were settled."""
@@ -178,9 +171,7 @@ class Batcher:
         if not self._pending:
             return None
         plan = self._pending[0]
-        if self.missing(plan):
-            return plan, None
-        return plan, tuple(self._found[name] for name in plan.sample_ids)
+        return plan, None if self.missing(plan) else tuple(self._found[name] for name in plan.sample_ids)
 
     def missing(self, plan: BatchPlanned) -> list[str]:
         """Return the ids of a pending plan's samples that were not read."""
@@ -193,29 +184,26 @@ class Batcher:
         self._pending.pop(0)
         if rejected:
             self._rejected.add(plan.policy_version)
+        self._wanted.difference_update(plan.sample_ids)
         for name in plan.sample_ids:
-            self._wanted.discard(name)
             self._found.pop(name, None)
 
     def due(self, *, parent_version: int, now_ms: int) -> Batch | None:
         """Return the batch to plan now, if there is one; its samples keep waiting until `plan` is called.
 
-        A newer revision that is read meanwhile is late if the plan reaches the log, and else takes the older one's
-        place.
-
+        A newer revision that is read meanwhile is late if the plan reaches the log, else it replaces the older one.
         `now_ms` is compared with the log's own times. None also while a plan is pending, since one step runs at a time.
         """
-        self._drop_stale(parent_version)
-        self._drop_unsettled(now_ms)
+        self._drop_old(parent_version, now_ms)
         if self._pending or not self._waiting:
             return None
+        at_most, long_ago_ms = self._rules.batch_samples, now_ms - self._rules.max_wait_ms
         if self._rules.grouped:
-            return self._due_groups(now_ms)
-        oldest_ms = min(arrival.since_ms for arrival in self._waiting.values())
-        enough = len(self._waiting) >= self._rules.batch_samples
-        if not enough and now_ms - oldest_ms < self._rules.max_wait_ms:
+            advantages = self._groups.choose(self._waiting, at_most=at_most, settled_before_ms=long_ago_ms)
+            return None if advantages is None else self._batch(advantages, tuple(advantages.values()))
+        if len(self._waiting) < at_most and all(a.since_ms > long_ago_ms for a in self._waiting.values()):
             return None
-        return self._batch(list(self._waiting)[: self._rules.batch_samples])
+        return self._batch(list(self._waiting)[:at_most])
 
     def plan(self, plan: BatchPlanned) -> None:
         """Note that the plan is on the log: it is to be executed, and its samples are taken."""
@@ -228,14 +216,10 @@ class Batcher:
                 continue
             self._found[name] = arrival.sample
             for late in self._rivals(arrival.sample):
-                came = self._let_go(late.sample_id)
-                self.dropped[DropReason.LATE] += 1
-                if came is not None:
-                    self._keep_late(came)
+                self._drop([late.sample.sample_id], DropReason.LATE)
+                self._keep_late(late)
         self._chosen = {}
-        for name in self._groups.end(turn.turn_id for turn in plan.turns):
-            if self._let_go(name) is not None:
-                self.dropped[DropReason.LEFT_OUT] += 1
+        self._drop(self._groups.end(turn.turn_id for turn in plan.turns), DropReason.LEFT_OUT)
 
     def to_refresh(self) -> tuple[Arrival, ...]:
         """Return the late samples whose prompts are to be answered again, one of each turn."""
@@ -267,44 +251,24 @@ class Batcher:
             return DropReason.OTHER_POLICY
         if self._is_late(sample):
             return DropReason.LATE
-        if rules.grouped:
-            return self._grouped_refusal(sample)
-        newer = self._newest.get(_answer(sample), _revision(sample)) > _revision(sample)
-        if newer or any(_outranks(other, sample) for other in self._rivals(sample)):
-            return DropReason.SUPERSEDED
-        rewarded = sample.learned_reward is not None and rules.rewards_count
-        hinted = rules.hints_count and hint_counts(sample, by_engine=rules.by_engine)
-        if not (rewarded or hinted):
-            return DropReason.NO_SIGNAL
+        if not rules.grouped:
+            revision = _revision(sample)
+            others = (self._newest.get(_answer(sample), revision), *(_revision(r.sample) for r in self._rivals(sample)))
+            if max(others) > revision:
+                return DropReason.SUPERSEDED
+            rewarded = sample.learned_reward is not None and rules.rewards_count
+            if not rewarded and not (rules.hints_count and hint_counts(sample, by_engine=rules.by_engine)):
+                return DropReason.NO_SIGNAL
+        elif sample.group_id is None:
+            return DropReason.UNGROUPED
+        elif self._groups.leaves_out(sample):
+            return DropReason.LEFT_OUT
         return DropReason.UNTRAINABLE if flaw(sample, rules.limits) is not None else None
 
-    def _grouped_refusal(self, sample: SampleAssembled) -> DropReason | None:
-        if sample.group_id is None:
-            return DropReason.UNGROUPED
-        if self._groups.leaves_out(sample):
-            return DropReason.LEFT_OUT
-        return DropReason.UNTRAINABLE if flaw(sample, self._rules.limits) is not None else None
-
-    def _due_groups(self, now_ms: int) -> Batch | None:
-        """Return a batch of whole groups, so that no group is split over two batches."""
-        chosen = self._groups.choose(
-            self._waiting,
-            at_most=self._rules.batch_samples,
-            settled_before_ms=now_ms - self._rules.max_wait_ms,
-        )
-        return None if chosen is None else replace(self._batch(list(chosen)), advantages=tuple(chosen.values()))
-
-    def _leave_out(self, group_id: str) -> None:
-        """Drop the waiting samples of a settled group that its settlement does not name."""
-        for name in list(self._of_group.get(group_id, ())):
-            if self._groups.leaves_out(self._waiting[name].sample):
-                self._let_go(name)
-                self.dropped[DropReason.LEFT_OUT] += 1
-
-    def _batch(self, names: Sequence[str]) -> Batch:
+    def _batch(self, names: Iterable[str], advantages: tuple[float, ...] | None = None) -> Batch:
         self._chosen = {name: self._waiting[name] for name in names}
         samples = tuple(arrival.sample for arrival in self._chosen.values())
-        return Batch(samples=samples, offsets=self._offsets(without=self._chosen))
+        return Batch(samples=samples, offsets=self._offsets(without=self._chosen), advantages=advantages)
 
     def _is_late(self, sample: SampleAssembled) -> bool:
         """Return whether a plan names a revision of the sample's turn."""
@@ -324,42 +288,38 @@ class Batcher:
             revision < _revision(sample) for judge, revision in planned.items() if _is_one(judge, _judge(sample))
         )
 
-    def _rivals(self, sample: SampleAssembled) -> list[SampleAssembled]:
+    def _rivals(self, sample: SampleAssembled) -> list[Arrival]:
         """Return the waiting revisions of the sample's turn; there is at most one."""
-        waiting = [self._waiting[name].sample for name in self._revisions.get(sample.answer_id, ())]
-        return [other for other in waiting if _is_one(_judge(other), _judge(sample))]
+        waiting = [self._waiting[name] for name in self._revisions.get(sample.answer_id, ())]
+        return [other for other in waiting if _is_one(_judge(other.sample), _judge(sample))]
 
     def _wait(self, arrival: Arrival) -> None:
         """Let the sample wait in place of older revisions, as if it had come when they did."""
         sample = arrival.sample
         if self._rules.grouped:  # the group's settlement says which revision counts
-            self._waiting[sample.sample_id] = arrival
-            self._revisions[sample.answer_id].add(sample.sample_id)
             self._of_group[sample.group_id].add(sample.sample_id)
-            return
-        since_ms = min([arrival.timestamp_ms, *(one.since_ms for one in self._supersede(sample))])
-        self._waiting[sample.sample_id] = replace(arrival, waits_since_ms=since_ms)
+        else:
+            since_ms = min([arrival.timestamp_ms, *(one.since_ms for one in self._supersede(sample))])
+            arrival = replace(arrival, waits_since_ms=since_ms)
+        self._waiting[sample.sample_id] = arrival
         self._revisions[sample.answer_id].add(sample.sample_id)
 
     def _supersede(self, sample: SampleAssembled) -> list[Arrival]:
         if sample.num_feedback is not None:
             self._newest[_answer(sample)] = _revision(sample)
-        older = [self._waiting[other.sample_id] for other in self._rivals(sample)]
-        for arrival in older:
-            self._let_go(arrival.sample.sample_id)
-            self.dropped[DropReason.SUPERSEDED] += 1
+        older = self._rivals(sample)
+        self._drop([arrival.sample.sample_id for arrival in older], DropReason.SUPERSEDED)
         return older
+
+    def _drop(self, names: Iterable[str], reason: DropReason) -> None:
+        """Drop those of the samples that wait."""
+        self.dropped.update(reason for name in names if self._let_go(name) is not None)
 
     def _let_go(self, name: str) -> Arrival | None:
         arrival = self._waiting.pop(name, None)
         if arrival is not None:
-            answer_id = arrival.sample.answer_id
-            self._revisions[answer_id].discard(name)
-            if not self._revisions[answer_id]:
-                del self._revisions[answer_id]
-            self._of_group[arrival.sample.group_id].discard(name)
-            if not self._of_group[arrival.sample.group_id]:
-                del self._of_group[arrival.sample.group_id]
+            _discard(self._revisions, arrival.sample.answer_id, name)
+            _discard(self._of_group, arrival.sample.group_id, name)
         return arrival
 
     def _take(self, plan: BatchPlanned) -> None:
@@ -367,43 +327,26 @@ class Batcher:
         for turn in plan.turns:
             self._turns[turn.turn_id][turn.judge, turn.prompt_version] = _revision(turn)
 
-    def _drop_stale(self, parent_version: int) -> None:
-        bound = self._rules.max_versions_behind
-        if bound is None:
-            return
-        stale = [
-            name
-            for name, arrival in self._waiting.items()
-            if versions_behind(arrival.sample, parent_version, self._rejected) > bound
-        ]
-        for name in stale:
-            self._let_go(name)
-            self._stale.add(name)
-            self.dropped[DropReason.STALE] += 1
-
-    def _drop_unsettled(self, now_ms: int) -> None:
-        bound = self._rules.max_unsettled_ms
-        if bound is None or not self._is_current:
-            return
-        waited = [
-            name
-            for name, arrival in self._waiting.items()
-            if now_ms - arrival.timestamp_ms > bound and not self._groups.is_settled(arrival.sample)
-        ]
-        for name in waited:
-            self._let_go(name)
-            self.dropped[DropReason.UNSETTLED] += 1
+    def _drop_old(self, parent_version: int, now_ms: int) -> None:
+        """Drop samples by versions too old for the parent, and those whose groups were not settled in time."""
+        waiting, behind, unsettled_ms = self._waiting, self._rules.max_versions_behind, self._rules.max_unsettled_ms
+        if behind is not None:
+            by_name = {name: versions_behind(a.sample, parent_version, self._rejected) for name, a in waiting.items()}
+            stale = [name for name, versions in by_name.items() if versions > behind]
+            self._stale.update(stale)
+            self._drop(stale, DropReason.STALE)
+        if unsettled_ms is not None and self._is_current:
+            old = [name for name, a in waiting.items() if now_ms - a.timestamp_ms > unsettled_ms]
+            unsettled = [name for name in old if not self._groups.is_settled(waiting[name].sample)]
+            self._drop(unsettled, DropReason.UNSETTLED)
 
     def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
         """Return where each partition is read again from once the waiting samples `without` are taken."""
         next_offsets = dict(self._read)
-        for arrival in self._late.values():
+        waiting = (arrival for name, arrival in self._waiting.items() if name not in without)
+        for arrival in chain(self._late.values(), waiting):
             where = (arrival.topic, arrival.partition)
             if not arrival.again:
-                next_offsets[where] = min(next_offsets[where], arrival.offset)
-        for name, arrival in self._waiting.items():
-            where = (arrival.topic, arrival.partition)
-            if name not in without and not arrival.again:
                 next_offsets[where] = min(next_offsets[where], arrival.offset)
         return tuple(
             TopicOffset(topic=topic, partition=partition, next_offset=offset)
@@ -422,41 +365,12 @@ def turn_of(sample: SampleAssembled) -> PlannedTurn:
     )
 
 
-def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
-    """Return the plan of each version, in order; of two plans for one version the first on the log counts."""
-    first: dict[int, BatchPlanned] = {}
-    for plan in planned:
-        first.setdefault(plan.policy_version, plan)
-    return [first[version] for version in sorted(first)]
-
-
-def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> dict[tuple[str, int], int]:
-    """Return where to read each partition from; a missing partition is read from its beginning.
-
-    Reading begins where the newest executed plan ends, so the samples of every plan still to be executed come again.
-    """
-    offsets: dict[tuple[str, int], int] = {}
-    for plan in first_plans(planned):
-        if plan.policy_version <= executed_version:
-            offsets |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
-    return offsets
-
-
-def versions_behind(sample: SampleAssembled, parent_version: int, rejected: Collection[int]) -> int:
-    """Return how many versions, up to the parent, were published after the one of the sample's last token.
-
-    Numbers of rejected steps don't count. 0 where the sample names no version.
-    """
-    newest = max((s.policy_version for s in sample.versions), default=parent_version)
-    return max(parent_version - newest - sum(newest < none <= parent_version for none in rejected), 0)
-
-
 def _judge(sample: SampleAssembled) -> _Judge:
     return sample.judge, sample.prompt_version
 
 
 def _answer(sample: SampleAssembled) -> _Answer:
-    return sample.answer_id, sample.judge, sample.prompt_version
+    return sample.answer_id, *_judge(sample)
 
 
 def _is_one(one: _Judge, other: _Judge) -> bool:
@@ -468,5 +382,7 @@ def _revision(of: SampleAssembled | PlannedTurn) -> _Revision:
     return of.judge != NOBODY, of.revision, of.num_feedback or 0
 
 
-def _outranks(one: SampleAssembled, other: SampleAssembled) -> bool:
-    return _revision(one) > _revision(other)
+def _discard(names_by: dict[T, set[str]], key: T, name: str) -> None:
+    names_by[key].discard(name)
+    if not names_by[key]:
+        del names_by[key]

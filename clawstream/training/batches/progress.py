@@ -4,8 +4,8 @@ The one rule: of two events with one id the first on the log counts. So a versio
 and a step that is taken again must have the same outcome.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import (
@@ -21,14 +21,13 @@ from clawstream.events import (
 from clawstream.inference.engines.behaviour import adapter_name
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
-from clawstream.training.batches.planning import first_plans, versions_behind
 from clawstream.training.models.checkpoints import Checkpoint
 from clawstream.training.step.trainer import StepSummary
 
 
 @dataclass(slots=True)
 class PolicyProgress:
-    """What the policy topic has said of this policy so far."""
+    """The events of this policy on the log so far."""
 
     plans: list[BatchPlanned] = field(default_factory=list)
     steps: dict[int, StepTaken] = field(default_factory=dict)  # by version
@@ -87,7 +86,7 @@ class PolicyProgress:
         parents = {plan.parent_version for plan in self.pending(version)}
         return frozenset({self.active, None if back is None else back.to_version} | parents)
 
-    def unsaid(self, checkpoint: Checkpoint, *, now_ms: int) -> list[PolicyEvent]:
+    def missing_events(self, checkpoint: Checkpoint, *, now_ms: int) -> list[PolicyEvent]:
         """Return the events that the log lacks about a version that is whole on disk.
 
         Raises UnusableCheckpoint where the version was published with other bytes.
@@ -120,29 +119,17 @@ def step_taken(
     `rejected` names the earlier versions that were never published.
     """
     behind = [versions_behind(sample, plan.parent_version, rejected) for sample in samples] or [0]
+    figures = asdict(update)
+    loss = figures.pop("loss")
     return StepTaken(
         policy_id=plan.policy_id,
         policy_version=plan.policy_version,
-        num_samples=update.num_samples,
-        num_hinted=update.num_hinted,
-        num_rewarded=update.num_rewarded,
-        num_tokens=update.loss.num_tokens,
-        num_tokens_dropped=update.loss.num_tokens_dropped,
-        loss_nats=update.loss.loss_nats,
-        kl_reference_nats=update.loss.kl_reference_nats,
-        mean_gap_nats=update.mean_gap_nats,
-        mean_reward=update.mean_reward,
-        clipped_share=update.loss.clipped_share,
-        grad_norm=update.grad_norm,
-        learning_rate=update.learning_rate,
         mean_versions_behind=sum(behind) / len(behind),
         max_versions_behind=max(behind),
         step_ms=step_ms,
         taken_at_ms=now_ms,
-        entropy_nats=update.loss.entropy_nats,
-        behaviour_kl_nats=update.loss.behaviour_kl_nats,
-        mean_response_tokens=update.mean_response_tokens,
-        weights_changed_share=update.weights_changed_share,
+        **figures,
+        **loss,
     )
 
 
@@ -171,3 +158,32 @@ def publication(checkpoint: Checkpoint, *, now_ms: int, policy_id: str | None = 
         num_bytes=checkpoint.num_bytes,
         published_at_ms=now_ms,
     )
+
+
+def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
+    """Return the plan of each version, in order; of two plans for one version the first on the log counts."""
+    first: dict[int, BatchPlanned] = {}
+    for plan in planned:
+        first.setdefault(plan.policy_version, plan)
+    return [first[version] for version in sorted(first)]
+
+
+def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> dict[tuple[str, int], int]:
+    """Return where to read each partition from; a missing partition is read from its beginning.
+
+    Reading begins where the newest executed plan ends, so the samples of every plan still to be executed come again.
+    """
+    offsets: dict[tuple[str, int], int] = {}
+    for plan in first_plans(planned):
+        if plan.policy_version <= executed_version:
+            offsets |= {(o.topic, o.partition): o.next_offset for o in plan.offsets}
+    return offsets
+
+
+def versions_behind(sample: SampleAssembled, parent_version: int, rejected: Collection[int]) -> int:
+    """Return how many versions, up to the parent, were published after the one of the sample's last token.
+
+    Numbers of rejected steps don't count. 0 where the sample names no version.
+    """
+    newest = max((s.policy_version for s in sample.versions), default=parent_version)
+    return max(parent_version - newest - sum(newest < none <= parent_version for none in rejected), 0)

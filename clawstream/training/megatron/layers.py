@@ -1,7 +1,5 @@
 """Megatron-Core's GPTModel with parts that compute what transformers computes, on any device.
 
-B rows, L tokens of a piece, A all tokens so far, N heads, D their width.
-
 Megatron's own attention asks for CUDA kernels or builds a mask of L x L, and its norm can't be cut by token. L tokens,
 B rows, N heads, D their width, H the model's width.
 """

@@ -2,8 +2,7 @@
 
 Every process of a copy of the model gets the same samples; each copy computes its share of a batch. Answers' log-probs
 come out on a pipeline's last stage, and are sent to the other stages where they are asked for outside of a step. L
-tokens, B rows, N response tokens, V the vocabulary rows of this process, H the model's width. The file has over 400
-lines since all that a trainer asks of a model needs the same stage, places and sizes.
+tokens, B rows, N response tokens, V the vocabulary rows of this process, H the model's width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,10 +18,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import UnusableCheckpoint
-from clawstream.training import processes
 from clawstream.training.megatron import reducing
 from clawstream.training.megatron.copies import part, spread
 from clawstream.training.megatron.layers import gpt, read_by
@@ -32,17 +29,23 @@ from clawstream.training.megatron.weights import (
     Folder,
     ParameterSource,
     adapt,
-    as_begun,
     collected,
     held,
-    hugging_face_names,
-    places,
+    sources,
 )
-from clawstream.training.models.base_folder import STEM, compute_again, copy_words, saved_name, stored_dtype
-from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
+from clawstream.training.models.base_folder import (
+    STEM,
+    compute_again,
+    copy_words,
+    saved_name,
+    stored_dtype,
+    unread,
+    with_adapter,
+)
+from clawstream.training.models.model import AnswerTensors, Read, ScoreGroup, SharedModel, Weights, stored
 from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Answers, Suffix
-from clawstream.training.step.packing import micro_batches, shares
+from clawstream.training.step.packing import shares
 from clawstream.training.writing import PiecewiseCache
 
 
@@ -55,7 +58,7 @@ def join(sizes: Sizes) -> None:
     parallel_state.initialize_model_parallel(sizes.tensor, sizes.pipeline, create_gloo_process_groups=False)
 
 
-class MegatronModel(Model):
+class MegatronModel(SharedModel):
     """This process' part of a model: some layers, and of those some rows or columns."""
 
     def __init__(self, folder: Path, stage: Any, shape: Shape, sizes: Sizes, device: torch.device) -> None:
@@ -68,7 +71,7 @@ class MegatronModel(Model):
         self._data = parallel_state.get_data_parallel_group()
         self._last = self._pipeline.rank() == self._pipeline.size() - 1
         self._rows = reducing.VocabularyRows.of(self._tensor, shape.vocabulary)
-        self._places = _places(shape, sizes, self._pipeline.rank())
+        self._places = sources(shape, sizes, self._pipeline.rank())
         self._adapter: PeftModel | None = None  # the adapter's configuration; its weights are in `trained`
         self.trained = dict(stage.named_parameters())
         assert self.trained.keys() == self._places.keys(), self.trained.keys() ^ self._places.keys()
@@ -97,13 +100,9 @@ class MegatronModel(Model):
         model = cls(folder, stage.to(device).eval(), shape, sizes, torch.device(device))
         model._take(Folder(folder))
         if lora_rank is not None:
-            model._adapt(as_begun(folder, lora_rank, seed))
+            # As TorchModel begins: peft draws random numbers where the weights lie, here in main memory.
+            model._adapt(with_adapter(unread(folder), lora_rank, seed))
         return model
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process writes the files that are written once."""
-        return dist.get_rank() == 0
 
     @cached_property
     def moved(self) -> Mapping[str, nn.Parameter]:
@@ -121,40 +120,8 @@ class MegatronModel(Model):
             self.moved[name].grad = None
             spread(parameter.data, self._data)
 
-    def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
-        """Return log-probs [B, T] of the responses, NaN past each one's end; on the last stage."""
-        return self.look(suffixes).logp_BT
-
-    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
-        """Return a `Look` at each place; `among` [T, K] names tokens to score beside those of each row."""
-        answers = Answers(suffixes, self.device, None)
-        ids_NE = answers.target_N.unsqueeze(1)
-        if among is not None:
-            ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
-        hidden_NH = self._before_head(answers)
-        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at]) for at in self._pieces(hidden_NH)]
-        if len(pieces) == 1:
-            parts = [self._head_piece(*pieces[0])]
-        else:
-            parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
-        logp_NE, entropy_N = (torch.cat(values) for values in zip(*parts, strict=True))
-        return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
-
-    @torch.no_grad()
-    def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
-        """Return a `Glance` at each response by the current weights, in order, without gradient."""
-
-        def glanced(group: list[Suffix]) -> list[list[Tensor]]:
-            look = self.look(group)
-            ends = [len(s.response_ids) for s in group]
-            return [[look.logp_BT[row, :end], look.entropy_BT[row, :end]] for row, end in enumerate(ends)]
-
-        both = self._told([torch.float32, torch.float32], suffixes, glanced, budget_tokens, ())
-        return [Glance(*found) for found in zip(*both, strict=True)]
-
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
-        """Read rows piece by piece, no token twice; the first piece has the mask's shape, and 0 marks padding."""
         reading = PiecewiseCache(mask_BL)
 
         def read(ids_BL: Tensor) -> Tensor:
@@ -172,39 +139,11 @@ class MegatronModel(Model):
 
             with reading.piece(ids_BL.shape[1]):
                 run(self._stage, [range(len(ids_BL))], step, forward_only=True)
-            self._tell(last_BV)
+            self._broadcast(last_BV)
             return last_BV
 
         with read_by(self._stage, reading):
             yield read
-
-    @torch.no_grad()
-    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
-        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
-
-        def scored(group: list[Suffix]) -> list[list[Tensor]]:
-            logp_BT = self.logprobs(group)
-            return [[logp_BT[row, : len(s.response_ids)]] for row, s in enumerate(group)]
-
-        with self.holding(weights):
-            return self._told([torch.float32], suffixes, scored, budget_tokens, ())[0]
-
-    @torch.no_grad()
-    def likeliest(
-        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
-    ) -> list[Top]:
-        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
-
-        def scored(group: list[Suffix]) -> list[list[Tensor]]:
-            answers = Answers(group, self.device, None)
-            hidden_NH = self._before_head(answers)
-            tops = [self._likeliest(hidden_NH[at], answers, at, num_tokens) for at in self._pieces(hidden_NH)]
-            ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
-            return [[*both] for both in zip(ids, logps, strict=True)]
-
-        with self.holding(weights):
-            both = self._told([torch.long, torch.float32], suffixes, scored, budget_tokens, (1 + num_tokens,))
-        return [Top.of(*found) for found in zip(*both, strict=True)]
 
     def share(self, lengths_tokens: Sequence[int]) -> list[int]:
         """Return which samples this copy of the model computes."""
@@ -213,14 +152,8 @@ class MegatronModel(Model):
     def accumulate(
         self, groups: Sequence[Sequence[int]], suffixes: Sequence[Suffix], total_of: Callable[[Sequence[int]], Tensor]
     ) -> None:
-        """Sum the gradients of `total_of` over the groups, by Megatron's schedule, and over all processes."""
-
         def step(group: Sequence[int]) -> Tensor:
-            return (
-                total_of(group)
-                if self._last
-                else self._hidden(Answers([suffixes[i] for i in group], self.device, None).ids_RL)
-            )
+            return total_of(group) if self._last else self._passed_on([suffixes[i] for i in group])
 
         run(self._stage, groups, step, forward_only=False)
         reduce_gradients(self._stage, self._shape, self._sizes)
@@ -230,33 +163,21 @@ class MegatronModel(Model):
         counts = self._last and self._tensor.rank() == 0
         return self._totals(values if counts else [0.0] * len(values))
 
-    def together(self, found: Mapping[int, T]) -> dict[int, T]:
-        """Return the results of all processes for the samples that `share` dealt out."""
-        return processes.together(found)
-
-    def agreed(self, values: Tensor) -> Tensor:
-        """Return the leading process' values in every process, so that all act alike."""
-        return processes.agreed(values)
-
     def clip(self, max_norm: float) -> float:
-        """Scale the gradient down to the norm where it is larger; return its norm before."""
         group = parallel_state.get_model_parallel_group()
         return clip([(p, self._counts(name)) for name, p in self.trained.items()], max_norm, group)
 
     def save(self, folder: Path) -> None:
-        """Write what an engine loads: the model as exact as its base, in a file of each process, or the adapter."""
         if self._adapter is not None:
             self._save_adapter(self._adapter, folder)
             return
-        self.save_state(
-            folder, "model", {"": {n: p.detach().to(self.published_dtype) for n, p in self.trained.items()}}
-        )
+        rounded = {name: p.detach().to(self.published_dtype) for name, p in self.trained.items()}
+        self.save_state(folder, "model", {"": rounded})
         if self.leads:
             copy_words(self.folder, folder)
 
     @torch.no_grad()
     def restore(self, folder: Path, masters: Path | None = None) -> None:
-        """Take over the weights that `save` wrote, or the more exact ones that they were written from."""
         saved = dict(stored(folder, STEM))
         if bool(saved) != (self._adapter is not None):
             found, expected = ("an", "none") if saved else ("no", "one")
@@ -267,7 +188,7 @@ class MegatronModel(Model):
         if masters is not None:
             self._take(Folder(folder, stored(masters.parent, masters.stem)))
         elif self._adapter is not None:
-            names = hugging_face_names(self._places)
+            names = {name for place in self._places.values() for name in place.names}
             self._take(Folder(folder, ((n, saved[saved_name(n)]) for n in names if saved_name(n) in saved)))
         else:
             self._take(Folder(folder))
@@ -302,20 +223,16 @@ class MegatronModel(Model):
             parameter.copy_(held(self._places[name], self._tensor.rank(), parameter.shape, tensors))
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
-        """Write kinds of tensors, each like the trained weights, by Hugging Face's names, in a file of each process."""
         write_parts(folder, stem, self._collected(state))
 
     def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
-        """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
         return self._loaded(folder, stem, lambda whole: whole) or None
 
     def save_moments(self, folder: Path, moments: Mapping[str, Weights]) -> None:
-        """Write kinds of tensors of which each copy has its part, by Hugging Face's names, as `save_state` does."""
         shapes = {name: p.shape for name, p in self.trained.items()}
         write_parts(folder, "optimizer", self._collected(moments, shapes))
 
     def load_moments(self, folder: Path) -> dict[str, dict[str, Tensor]]:
-        """Return this copy's part of what any trainer's `save_moments` wrote; nothing where nothing was moved yet."""
         return self._loaded(folder, "optimizer", lambda whole: part(whole, self._data).clone())
 
     def _loaded(self, folder: Path, stem: str, kept: Callable[[Tensor], Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -345,14 +262,7 @@ class MegatronModel(Model):
         return not place.copied and (place.axis is not None or self._tensor.rank() == 0)
 
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
-        """Return, of tensors shaped like the trained weights, the numbers that only this process counts."""
         return ((name, value.detach()) for name, value in tensors.items() if self._counts(name))
-
-    def _totals(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each value over all processes; copies of the model count alike."""
-        total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return [float(value) for value in total.tolist()]
 
     def _hidden(self, ids_BL: Tensor) -> Tensor:
         """Return this stage's output [L, B, H] for the rows; only its own tokens where they are cut by sequence."""
@@ -362,30 +272,37 @@ class MegatronModel(Model):
         hidden: Tensor = self._stage(ids_BL, None, None)
         return hidden
 
-    def _before_head(self, answers: Answers) -> Tensor:
+    def _passed_on(self, suffixes: Sequence[Suffix]) -> Tensor:
+        """Return what this stage gives to the next."""
+        return self._hidden(Answers(suffixes, self.device, None).ids_RL)
+
+    def _before_head(self, suffixes: Sequence[Suffix]) -> tuple[Answers, Tensor]:
+        answers = Answers(suffixes, self.device, None)
         hidden_LBH = self._hidden(answers.ids_RL)
         if self._sizes.by_sequence:
             hidden_LBH = gather_from_sequence_parallel_region(hidden_LBH, group=self._tensor)
             # Without what made the row's length one that can be shared.
-            return answers.before(hidden_LBH[: answers.ids_RL.shape[1]].transpose(0, 1))
+            return answers, answers.before(hidden_LBH[: answers.ids_RL.shape[1]].transpose(0, 1))
         # Not before places are chosen: of a gradient that is not contiguous it sums a copy, and gives back its own.
-        hidden_NH: Tensor = copy_to_tensor_model_parallel_region(
-            answers.before(hidden_LBH.transpose(0, 1)), group=self._tensor
-        )
-        return hidden_NH
+        hidden_NH = answers.before(hidden_LBH.transpose(0, 1))
+        return answers, copy_to_tensor_model_parallel_region(hidden_NH, group=self._tensor)
 
-    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor) -> tuple[Tensor, Tensor]:
-        logits_NV = self._logits(hidden_NH, scale_N)
-        logp_NE = reducing.logprobs(logits_NV, ids_NE, self._rows)
-        return logp_NE, reducing.entropies(logits_NV.detach(), self._rows)
-
-    def _pieces(self, hidden_NH: Tensor) -> list[slice]:
-        rows = self._shape.padded_vocabulary(self._sizes.tensor) // self._sizes.tensor  # alike in all processes
-        return head_pieces(len(hidden_NH), rows)
+    @property
+    def _head_rows(self) -> int:
+        return self._shape.padded_vocabulary(self._sizes.tensor) // self._sizes.tensor
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         logits_NV = functional.linear(hidden_NH, self._head[: self._rows.size]).float()
         return logits_NV / scale_N.unsqueeze(1)
+
+    def _logp(self, logits_NV: Tensor, ids_NE: Tensor) -> Tensor:
+        return reducing.logprobs(logits_NV, ids_NE, self._rows)
+
+    def _entropies(self, logits_NV: Tensor) -> Tensor:
+        return reducing.entropies(logits_NV, self._rows)
+
+    def _top_ids(self, logits_NV: Tensor, num_tokens: int) -> Tensor:
+        return reducing.likeliest(logits_NV, num_tokens, self._rows)
 
     @property
     def _head(self) -> Tensor:
@@ -394,44 +311,30 @@ class MegatronModel(Model):
         head: Tensor = stage.shared_embedding_or_output_weight() if self._shape.tied else stage.output_layer.weight
         return head
 
-    def _likeliest(self, hidden_NH: Tensor, answers: Answers, at: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
-        logits_NV = self._logits(hidden_NH, answers.scale_N[at])
-        top_NK = reducing.likeliest(logits_NV, num_tokens, self._rows)
-        ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), top_NK], 1)
-        return ids_NE, reducing.logprobs(logits_NV, ids_NE, self._rows)
-
-    def _told(
-        self, dtypes: Sequence[torch.dtype], suffixes: Sequence[Suffix],
-        scored: Callable[[list[Suffix]], list[list[Tensor]]], budget_tokens: int, tail: tuple[int, ...],
-    ) -> list[list[Tensor]]:  # fmt: skip
-        """Return the last stage's scores of each suffix, [T, *tail] each, in every process of this copy."""
-        groups = micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
-        found: dict[int, list[Tensor]] = {}
+    def _in_groups(
+        self, suffixes: Sequence[Suffix], scored: ScoreGroup, budget_tokens: int, dtypes: Sequence[torch.dtype],
+        tail: tuple[int, ...],
+    ) -> list[AnswerTensors]:  # fmt: skip
+        found: dict[int, AnswerTensors] = {}
 
         def step(group: Sequence[int]) -> Tensor:
             chosen = [suffixes[i] for i in group]
             if not self._last:
-                return self._hidden(Answers(chosen, self.device, None).ids_RL)
+                return self._passed_on(chosen)
             found.update(zip(group, scored(chosen), strict=True))
             return torch.zeros((), device=self.device)
 
-        run(self._stage, groups, step, forward_only=True)
-        told: list[list[Tensor]] = []
+        run(self._stage, self.groups(suffixes, budget_tokens=budget_tokens), step, forward_only=True)
+        lengths = [len(s.response_ids) for s in suffixes]
+        columns = []
         for number, dtype in enumerate(dtypes):
-            lengths = [len(s.response_ids) for s in suffixes]
             joined = torch.zeros((sum(lengths), *tail), dtype=dtype, device=self.device)
             if self._last and suffixes:
                 joined = torch.cat([found[i][number] for i in range(len(suffixes))])
-            self._tell(joined)
-            told.append(list(torch.split(joined, lengths)))
-        return told
+            self._broadcast(joined)
+            columns.append(torch.split(joined, lengths))
+        return list(zip(*columns, strict=True))
 
-    def _tell(self, values: Tensor) -> None:
+    def _broadcast(self, values: Tensor) -> None:
         """Send the last stage's values to all stages."""
         dist.broadcast(values, dist.get_global_rank(self._pipeline, self._pipeline.size() - 1), group=self._pipeline)
-
-
-def _places(shape: Shape, sizes: Sizes, stage: int) -> dict[str, ParameterSource]:
-    count = shape.num_layers // sizes.pipeline
-    layers = range(stage * count, (stage + 1) * count)
-    return places(shape, layers, first=stage == 0, last=stage == sizes.pipeline - 1, tensor=sizes.tensor)

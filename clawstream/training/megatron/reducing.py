@@ -1,7 +1,4 @@
-"""What the processes of one model compute together: pieces, gradients, moments, and the vocabulary.
-
-So AdamW's moments are held once over all copies; AdamW moves each number by itself, so it may be given any part of a
-tensor. A part is flat, and a view of the whole; the last parts may be shorter, or empty.
+"""What the processes of one model compute together: pieces, gradients and the vocabulary.
 
 No process sees another's logits: only maxima, sums and a few candidates are exchanged. N places, E tokens asked about
 at each of them, V the rows of this process that stand for a token, K the likeliest.

@@ -37,11 +37,7 @@ class Sizes:
 
 def sizes_of(training: TrainingSettings) -> Sizes:
     """Return the sizes that the settings ask for."""
-    return Sizes(
-        processes=training.processes,
-        tensor=training.tensor_parallel,
-        pipeline=training.pipeline_parallel,
-    )
+    return Sizes(processes=training.processes, tensor=training.tensor_parallel, pipeline=training.pipeline_parallel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

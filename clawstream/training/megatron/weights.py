@@ -12,7 +12,7 @@ joined too. If a matrix is cut by row, each of its processes has the whole facto
 is cut by column, `up` is whole. O rows of this process, C its columns, P matrices that are joined, R the rank.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from megatron.core.tensor_parallel import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
-from peft import PeftModel
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional
@@ -31,8 +30,7 @@ from torch.nn import functional
 from clawstream.errors import UnusableCheckpoint
 from clawstream.inference.model_folder import weight_files
 from clawstream.training.megatron.copies import together
-from clawstream.training.megatron.shape import Shape
-from clawstream.training.models.base_folder import unread, with_adapter
+from clawstream.training.megatron.shape import Shape, Sizes
 from clawstream.training.models.model import key, tensors_of
 
 
@@ -75,14 +73,16 @@ class ParameterSource:
         return dict(zip(self.names, torch.split(joined, list(self.rows)), strict=True))
 
 
-def places(shape: Shape, layers: range, *, first: bool, last: bool, tensor: int) -> dict[str, ParameterSource]:
-    """Return the place of each parameter of a stage that holds these layers."""
+def sources(shape: Shape, sizes: Sizes, stage: int) -> dict[str, ParameterSource]:
+    """Return where each parameter of a pipeline's stage comes from."""
     found: dict[str, ParameterSource] = {}
+    tensor, count = sizes.tensor, shape.num_layers // sizes.pipeline
+    first, last = stage == 0, stage == sizes.pipeline - 1
     vocabulary = _vocabulary(shape, tensor)
     if first:
         found["embedding.word_embeddings.weight"] = _of("model.embed_tokens.weight", shape.vocabulary, 0, vocabulary)
-    for here, layer in enumerate(layers):
-        found |= {f"decoder.layers.{here}.{name}": place for name, place in _layer(shape, layer, tensor)}
+    for here, layer in enumerate(range(stage * count, (stage + 1) * count)):
+        found |= {f"decoder.layers.{here}.{name}": place for name, place in _layer(shape, layer, tensor).items()}
     if last:
         found["decoder.final_layernorm.weight"] = _of("model.norm.weight", shape.width, None, ())
         if not shape.tied:
@@ -94,46 +94,34 @@ def places(shape: Shape, layers: range, *, first: bool, last: bool, tensor: int)
     return found
 
 
-def hugging_face_names(places_: Mapping[str, ParameterSource]) -> set[str]:
-    """Return the Hugging Face tensors that a stage needs."""
-    return {name for place in places_.values() for name in place.names}
-
-
-def _layer(shape: Shape, layer: int, tensor: int) -> Iterator[tuple[str, ParameterSource]]:
+def _layer(shape: Shape, layer: int, tensor: int) -> dict[str, ParameterSource]:
     at = f"model.layers.{layer}."
     heads, groups = shape.num_heads * shape.head_width, shape.num_groups * shape.head_width
-    yield "input_layernorm.weight", _of(f"{at}input_layernorm.weight", shape.width, None, ())
-    yield "pre_mlp_layernorm.weight", _of(f"{at}post_attention_layernorm.weight", shape.width, None, ())
-    yield (
-        "self_attention.linear_qkv.weight",
-        ParameterSource(
+    gates = _even(torch.arange(shape.inner_width), tensor)
+    head_norms = {
+        f"self_attention.{name}_layernorm.weight": _of(f"{at}self_attn.{name}_norm.weight", shape.head_width, None, ())
+        for name in ("qk" if shape.head_norms else "")
+    }
+    return head_norms | {
+        "input_layernorm.weight": _of(f"{at}input_layernorm.weight", shape.width, None, ()),
+        "pre_mlp_layernorm.weight": _of(f"{at}post_attention_layernorm.weight", shape.width, None, ()),
+        "self_attention.linear_qkv.weight": ParameterSource(
             names=tuple(f"{at}self_attn.{name}_proj.weight" for name in "qkv"),
             rows=(heads, groups, groups),
             axis=0,
             indices=_even(_by_group(shape), tensor),
         ),
-    )
-    if shape.head_norms:
-        for name in "qk":
-            yield (
-                f"self_attention.{name}_layernorm.weight",
-                _of(f"{at}self_attn.{name}_norm.weight", shape.head_width, None, ()),
-            )
-    yield (
-        "self_attention.linear_proj.weight",
-        _of(f"{at}self_attn.o_proj.weight", shape.width, 1, _even(torch.arange(heads), tensor)),
-    )
-    gates = _even(torch.arange(shape.inner_width), tensor)
-    yield (
-        "mlp.linear_fc1.weight",
-        ParameterSource(
+        "self_attention.linear_proj.weight": _of(
+            f"{at}self_attn.o_proj.weight", shape.width, 1, _even(torch.arange(heads), tensor)
+        ),
+        "mlp.linear_fc1.weight": ParameterSource(
             names=(f"{at}mlp.gate_proj.weight", f"{at}mlp.up_proj.weight"),
             rows=(shape.inner_width,) * 2,
             axis=0,
             indices=tuple(torch.cat([gate, gate + shape.inner_width]) for gate in gates),
         ),
-    )
-    yield "mlp.linear_fc2.weight", _of(f"{at}mlp.down_proj.weight", shape.width, 1, gates)
+        "mlp.linear_fc2.weight": _of(f"{at}mlp.down_proj.weight", shape.width, 1, gates),
+    }
 
 
 def _by_group(shape: Shape) -> Tensor:
@@ -282,11 +270,6 @@ def adapt(
         at = name.removesuffix("weight")
         found |= {f"{at}adapter.{factor}": one for factor, one in _factors(place, rank).items()}
     return found
-
-
-def as_begun(folder: Path, rank: int, seed: int) -> PeftModel:
-    """Return the adapter that TorchModel begins with, made on a model of the folder's shapes with arbitrary weights."""
-    return with_adapter(unread(folder), rank, seed)  # peft draws random numbers where the weights lie: in main memory
 
 
 def _factors(place: ParameterSource, rank: int) -> dict[str, ParameterSource]:

@@ -59,8 +59,8 @@ def refuse_quantized(folder: Path) -> None:
     headers: Mapping[str, TensorHeader] = {}
     with suppress(UnusableCheckpoint):
         headers = tensor_headers(folder) or {}
-    if said := (text_config(folder) or {}).get("quantization_config"):
-        found = f"config.json has a quantization_config, quant_method = {said.get('quant_method')!r}"
+    if quantization := (text_config(folder) or {}).get("quantization_config"):
+        found = f"config.json has a quantization_config, quant_method = {quantization.get('quant_method')!r}"
     for name, header in headers.items():
         if name.endswith(".weight") and header.dtype not in _READ_AS_THEY_ARE:
             found = f"{name} is stored as {header.dtype}"

@@ -76,7 +76,11 @@ def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path]
         shutil.rmtree(writing)
     writing.mkdir()
     save(writing)
-    files = tuple(_describe(writing, path) for path in sorted(writing.rglob("*")) if path.is_file())
+    files = tuple(
+        File(name=p.relative_to(writing).as_posix(), num_bytes=p.stat().st_size, sha256=sha256_of_file(p))
+        for p in sorted(writing.rglob("*"))
+        if p.is_file()
+    )
     (writing / MANIFEST).write_bytes(_manifest(plan, step, files))
     for path in [*writing.rglob("*"), writing]:
         _sync(path)
@@ -87,17 +91,15 @@ def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path]
     return read(target, contents=False)
 
 
-def folder_of(root: Path, version: int) -> Path:
-    """Return the version's folder, whether or not it exists."""
-    return root / version_name(version)
-
-
 def read(folder: Path, *, contents: bool = True) -> Checkpoint:
     """Return the checkpoint, with its files verified: present, of their size and, with `contents`, of their sha256.
 
     Raises UnusableCheckpoint naming the file, what was found and what the manifest says.
     """
-    raw = _manifest_bytes(folder)
+    try:
+        raw = (folder / MANIFEST).read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _unusable(folder, MANIFEST, "nothing", "a manifest, which is written last") from error
     try:
         checkpoint = _checkpoint(folder, json.loads(raw), hashlib.sha256(raw).hexdigest())
     except (ValueError, KeyError, TypeError) as error:
@@ -147,20 +149,12 @@ def _manifest(plan: BatchPlanned, step: StepTaken, files: tuple[File, ...]) -> b
     return json.dumps(body, indent=1).encode()
 
 
-def _manifest_bytes(folder: Path) -> bytes:
-    try:
-        return (folder / MANIFEST).read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise _unusable(folder, MANIFEST, "nothing", "a manifest, which is written last") from error
-
-
 def _checkpoint(folder: Path, body: dict[str, Any], sha256: str) -> Checkpoint:
     if body["format"] != FORMAT:
         raise _unusable(folder, MANIFEST, f"format {body['format']}", f"format {FORMAT}")
     plan = body["plan"]
-    offsets = tuple(TopicOffset(**offset) for offset in plan["offsets"])
     parts = {
-        "offsets": offsets,
+        "offsets": tuple(TopicOffset(**offset) for offset in plan["offsets"]),
         "sample_ids": tuple(plan["sample_ids"]),
         "settings": plan["settings"].encode(),
         "turns": tuple(PlannedTurn(**turn) for turn in plan["turns"]),
@@ -189,11 +183,6 @@ def _unusable(folder: Path, name: str, found: str, expected: str) -> UnusableChe
         f"checkpoint {folder}: {name}: found {found}, expected {expected}. It is not loaded. Remove the folder to go "
         "on from the version before, or restore it from a backup."
     )
-
-
-def _describe(folder: Path, path: Path) -> File:
-    name = path.relative_to(folder).as_posix()
-    return File(name=name, num_bytes=path.stat().st_size, sha256=sha256_of_file(path))
 
 
 def _remove(folder: Path) -> None:

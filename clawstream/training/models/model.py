@@ -1,13 +1,15 @@
 """What a trainer needs of a model, wherever its weights lie: in one process, or cut into pieces over several.
 
-A model that is whole in this process overrides none of the methods that are defined here. With other models every
-process calls the same methods in the same order with the same samples, and all get the same result for a batch. B rows,
-L tokens of a row, T response tokens, K tokens looked at, V the vocabulary.
+One function computes all log-probs, under whichever weights, so that the difference of two of them never compares two
+implementations. Where several processes hold parts of a model, all call the same methods in the same order with the
+same samples, and all get the same result for a batch. B rows, L tokens of a row, T response tokens, N response tokens
+of all rows, E tokens scored at each of them, K of these that were asked about, V the vocabulary, H the model's width.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -16,8 +18,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.utils.checkpoint import checkpoint
 
-from clawstream.training.step.losses import Suffix
+from clawstream.training.publishing import AnswerLikelihood
+from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches
 
 HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; with more, some are computed again backward
@@ -33,13 +38,8 @@ class Top(NamedTuple):
     ids_TK: Tensor
     logp_TK: Tensor
 
-    @classmethod
-    def of(cls, ids_TE: Tensor, logp_TE: Tensor) -> "Top":
-        """Return a `Top` of tokens and their log-probs; the answer's own token comes first."""
-        return cls(logp_TE[:, 0], ids_TE[:, 1:], logp_TE[:, 1:])
 
-
-class Look(NamedTuple):
+class TokenScores(NamedTuple):
     """A model's scores at each place of answers, NaN past each row's end."""
 
     logp_BT: Tensor  # of the response's tokens
@@ -47,19 +47,8 @@ class Look(NamedTuple):
     among_BTK: Tensor  # log-probs of the tokens that were asked about
 
 
-class Glance(NamedTuple):
-    """A model's scores at each place of one answer."""
-
-    logp_T: Tensor
-    entropy_T: Tensor  # nats
-
-
-def head_pieces(num_tokens: int, rows: int) -> list[slice]:
-    """Return the slices of places to which the head is applied at once: as many as fit in `HEAD_BYTES` of logits."""
-    size = max(1, HEAD_BYTES // (4 * rows))
-    return [slice(start, start + size) for start in range(0, num_tokens, size)]
-
-
+AnswerTensors = tuple[Tensor, ...]  # what is computed of one answer, each [T, ...]
+ScoreGroup = Callable[[list[Suffix]], Sequence[AnswerTensors]]
 # Given the next tokens [B, L] of rows, it returns the logits [B, V] of what follows them.
 Read = Callable[[Tensor], Tensor]
 
@@ -78,8 +67,8 @@ class Model(ABC):
         return self.published_dtype != torch.float32
 
     def published(self) -> dict[str, Tensor]:
-        """Return the trained weights that this process holds, as exact as `save` writes them, in main memory."""
-        return {name: p.detach().to("cpu", self.published_dtype, copy=True) for name, p in self.trained.items()}
+        """Return the trained weights that this process counts, as exact as `save` writes them, in main memory."""
+        return {n: p.to("cpu", self.published_dtype, copy=True) for n, p in self._counted(self.trained)}
 
     def changed_share(self, before: Weights) -> float:
         """Return the share of published numbers, over all processes, that differ from `before`."""
@@ -133,17 +122,126 @@ class Model(ABC):
         """Put the gradients where the weights are moved; after the block the moved weights are in every process."""
         yield
 
-    @abstractmethod
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
-        """Return log-probs [B, T] of the responses, NaN past each one's end."""
+        """Return log-probs [B, T] of the responses, NaN past each one's end; on a pipeline's last stage.
+
+        Logits are computed for response tokens only: the prompt's would cost the most and are not read.
+        """
+        answers, hidden_NH = self._before_head(suffixes)
+        logp_N1, _ = self._under_head(hidden_NH, answers, answers.target_N.unsqueeze(1), entropy=False)
+        return answers.rows(logp_N1.squeeze(1))
+
+    def token_scores(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> TokenScores:
+        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        answers, hidden_NH = self._before_head(suffixes)
+        ids_NE = answers.target_N.unsqueeze(1)
+        if among is not None:
+            ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
+        logp_NE, entropy_N = self._under_head(hidden_NH, answers, ids_NE, entropy=True)
+        return TokenScores(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
+
+    @torch.no_grad()
+    def likelihoods(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[AnswerLikelihood]:
+        """Return how likely the current weights find each response, in order, without gradient."""
+
+        def scored(group: list[Suffix]) -> list[AnswerTensors]:
+            scores = self.token_scores(group)
+            ends = [len(s.response_ids) for s in group]
+            return [(scores.logp_BT[row, :end], scores.entropy_BT[row, :end]) for row, end in enumerate(ends)]
+
+        found = self._in_groups(suffixes, scored, budget_tokens, (torch.float32, torch.float32), ())
+        return [
+            AnswerLikelihood(logps=tuple(logp_T.tolist()), entropy_nats=float(entropy_T.mean()))
+            for logp_T, entropy_T in found
+        ]
+
+    @torch.no_grad()
+    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
+        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
+
+        def scored(group: list[Suffix]) -> list[AnswerTensors]:
+            logp_BT = self.logprobs(group)
+            return [(logp_BT[row, : len(s.response_ids)].clone(),) for row, s in enumerate(group)]
+
+        with self.holding(weights):
+            return [logp_T for (logp_T,) in self._in_groups(suffixes, scored, budget_tokens, (torch.float32,), ())]
+
+    @torch.no_grad()
+    def likeliest(
+        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
+    ) -> list[Top]:
+        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
+
+        def scored(group: list[Suffix]) -> list[AnswerTensors]:
+            answers, hidden_NH = self._before_head(group)
+            tops = []
+            for at in self._pieces(hidden_NH):
+                logits_NV = self._logits(hidden_NH[at], answers.scale_N[at])
+                ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), self._top_ids(logits_NV, num_tokens)], 1)
+                tops.append((ids_NE, self._logp(logits_NV, ids_NE)))
+            ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
+            return list(zip(ids, logps, strict=True))
+
+        dtypes, tail = (torch.long, torch.float32), (1 + num_tokens,)
+        with self.holding(weights):
+            found = self._in_groups(suffixes, scored, budget_tokens, dtypes, tail)
+        return [Top(logp_TE[:, 0], ids_TE[:, 1:], logp_TE[:, 1:]) for ids_TE, logp_TE in found]
+
+    def _under_head(
+        self, hidden_NH: Tensor, answers: Answers, ids_NE: Tensor, *, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of the ids at each place, and the entropies [N]; without `entropy` those are empty."""
+        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at], entropy) for at in self._pieces(hidden_NH)]
+        if len(pieces) == 1:
+            return self._head_piece(*pieces[0])
+        parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
+        logps, entropies = zip(*parts, strict=True)
+        return torch.cat(logps), torch.cat(entropies)
+
+    def _pieces(self, hidden_NH: Tensor) -> list[slice]:
+        """Return the places to which the head is applied at once: as many as fit in `HEAD_BYTES` of logits."""
+        size = max(1, HEAD_BYTES // (4 * self._head_rows))
+        return [slice(start, start + size) for start in range(0, len(hidden_NH), size)]
+
+    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        logits_NV = self._logits(hidden_NH, scale_N)
+        entropy_N = self._entropies(logits_NV.detach()) if entropy else logits_NV.new_empty(0)
+        return self._logp(logits_NV, ids_NE), entropy_N
+
+    @property
+    @abstractmethod
+    def _head_rows(self) -> int:
+        """The rows of the head, padding too, in each process."""
 
     @abstractmethod
-    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
-        """Return a `Look` at each place; `among` [T, K] names tokens to score beside those of each row."""
+    def _before_head(self, suffixes: Sequence[Suffix]) -> tuple[Answers, Tensor]:
+        """Return the answers, and the states [N, H] from which their tokens are predicted."""
 
     @abstractmethod
-    def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
-        """Return a `Glance` at each response by the current weights, in order, without gradient."""
+    def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
+        """Return the logits [N, V] of this process' rows of the head, divided by the scale."""
+
+    @abstractmethod
+    def _logp(self, logits_NV: Tensor, ids_NE: Tensor) -> Tensor:
+        """Return the log-probs [N, E] of the ids, with their gradient."""
+
+    @abstractmethod
+    def _entropies(self, logits_NV: Tensor) -> Tensor:
+        """Return the entropy [N] of each place."""
+
+    @abstractmethod
+    def _top_ids(self, logits_NV: Tensor, num_tokens: int) -> Tensor:
+        """Return the ids [N, K] of the likeliest tokens."""
+
+    @abstractmethod
+    def _in_groups(
+        self, suffixes: Sequence[Suffix], scored: ScoreGroup, budget_tokens: int, dtypes: Sequence[torch.dtype],
+        tail: tuple[int, ...],
+    ) -> list[AnswerTensors]:  # fmt: skip
+        """Return in every process the numbers of each suffix, in order; `scored` gets as many at once as fit.
+
+        Each is of one of the `dtypes`, and of shape [T, *tail].
+        """
 
     @abstractmethod
     def reading(self, mask_BL: Tensor) -> AbstractContextManager[Read]:
@@ -151,16 +249,6 @@ class Model(ABC):
 
         Rows are padded on the left. All processes read the same ones, without gradient.
         """
-
-    @abstractmethod
-    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
-        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
-
-    @abstractmethod
-    def likeliest(
-        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
-    ) -> list[Top]:
-        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -199,10 +287,10 @@ class Model(ABC):
     ) -> None:
         """Sum the gradients of `total_of` over the groups, and over all processes.
 
-        `total_of` is called in the process where the answers' log-probs come out, and calls `look` once on the group's
-        `suffixes`.
+        `total_of` is called in the process where the answers' log-probs come out, and calls `token_scores` once on the
+        group's `suffixes`.
         """
-        del suffixes  # a process with the whole model needs only the arguments of `look`
+        del suffixes  # a process with the whole model needs only the arguments of `token_scores`
         for group in groups:
             total_of(group).backward()  # type: ignore[no-untyped-call]
 
@@ -224,13 +312,12 @@ class Model(ABC):
         save_file(tensors, folder / f"{stem}.safetensors")
 
     def load_state(self, folder: Path, stem: str) -> dict[str, dict[str, Tensor]] | None:
-        """Return what `save_state` wrote, on this model's device except for scalars; None: there is nothing."""
-        found = dict(stored(folder, stem))
+        """Return this process' part of what any trainer's `save_state` wrote; None: there is nothing."""
         state: dict[str, dict[str, Tensor]] = {}
-        for one, read in found.items():
+        for one, read in stored(folder, stem):
             kind, _, name = one.rpartition("/")
             value = read()
-            state.setdefault(kind, {})[name] = value if value.ndim == 0 else value.to(self.device)
+            state.setdefault(kind, {})[name] = value if value.ndim == 0 else self._part(value, self.trained[name])
         return state or None
 
     def save_moments(self, folder: Path, moments: Mapping[str, Weights]) -> None:
@@ -241,6 +328,10 @@ class Model(ABC):
         """Return the part of `save_moments`' tensors that this process moves; empty where nothing was moved yet."""
         return self.load_state(folder, "optimizer") or {}
 
+    def _part(self, whole: Tensor, parameter: nn.Parameter) -> Tensor:
+        """Return what this process holds of a tensor that is shaped like the whole parameter."""
+        return whole.to(parameter.device)
+
     def _counted(self, tensors: Weights) -> Iterator[tuple[str, Tensor]]:
         """Return, of tensors shaped like the trained weights, the numbers that only this process counts."""
         return ((name, value.detach()) for name, value in tensors.items())
@@ -248,6 +339,33 @@ class Model(ABC):
     def _totals(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each value over all processes."""
         return list(values)
+
+
+class SharedModel(Model):
+    """A model of which every process of torch.distributed holds a part."""
+
+    @property
+    def leads(self) -> bool:
+        return dist.get_rank() == 0
+
+    def together(self, found: Mapping[int, T]) -> dict[int, T]:
+        """Return the results of all processes; where several have the same key, all take one process' value."""
+        parts: list[Mapping[int, T]] = [{}] * dist.get_world_size()
+        dist.all_gather_object(parts, dict(found))
+        return {number: value for part in parts for number, value in part.items()}
+
+    def agreed(self, values: Tensor) -> Tensor:
+        values = values.contiguous()
+        dist.broadcast(values, 0)
+        return values
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        return self._totals(values)
+
+    def _totals(self, values: Sequence[float]) -> list[float]:
+        total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return [float(value) for value in total.tolist()]
 
 
 def stored(folder: Path, stem: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -261,16 +379,13 @@ def tensors_of(files: Sequence[Path]) -> Iterator[tuple[str, Callable[[], Tensor
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
         for name in names:
-            yield name, _reader(file, name)
+            yield name, partial(_tensor, file, name)
 
 
-def _reader(file: Path, name: str) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        with safe_open(file, framework="pt") as tensors:
-            value: Tensor = tensors.get_tensor(name)
-            return value
-
-    return read
+def _tensor(file: Path, name: str) -> Tensor:
+    with safe_open(file, framework="pt") as tensors:
+        value: Tensor = tensors.get_tensor(name)
+        return value
 
 
 def key(kind: str, name: str) -> str:

@@ -1,20 +1,18 @@
 """A Hugging Face causal model as training needs it: log-probs of answers, its weights at other times, files on disk.
 
-One function computes all log-probs here, under whichever weights, so that the difference of two of them never compares
-two implementations. B rows, T response tokens, N response tokens of all rows, K tokens looked at after each of them, V
-the vocabulary, H hidden width.
+B rows, L tokens of a row, N response tokens of all rows, V the vocabulary, H the model's width.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training.models import tree_attention
@@ -28,10 +26,10 @@ from clawstream.training.models.base_folder import (
     stored_dtype,
     with_adapter,
 )
-from clawstream.training.models.model import Glance, Look, Model, Read, T, Top, Weights, head_pieces, stored
+from clawstream.training.models.model import AnswerTensors, Model, Read, ScoreGroup, stored
 from clawstream.training.models.tree_attention import Tree
 from clawstream.training.step.losses import Answers, Suffix
-from clawstream.training.step.packing import micro_batches, pack, packed_batches
+from clawstream.training.step.packing import pack, packed_batches
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +84,6 @@ class TorchModel(Model):
 
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
-        """Read rows piece by piece, none of it twice: what is read first has the mask's shape, and 0 where it pads."""
         cache = None
 
         def read(ids_BL: Tensor) -> Tensor:
@@ -95,12 +92,12 @@ class TorchModel(Model):
                 mask_BL = torch.cat([mask_BL, torch.ones_like(ids_BL)], 1)
             places_BL = (mask_BL.cumsum(1) - 1).clamp(min=0)[:, -ids_BL.shape[1] :]
             with self._multiplying():
-                said = self._core.get_decoder()(
+                output = self._core.get_decoder()(
                     input_ids=ids_BL, attention_mask=mask_BL, position_ids=places_BL, past_key_values=cache,
                     use_cache=True,
                 )  # fmt: skip
-            cache = said.past_key_values
-            return self._logits(said.last_hidden_state[:, -1], torch.ones(len(ids_BL), device=self.device))
+            cache = output.past_key_values
+            return self._logits(output.last_hidden_state[:, -1], torch.ones(len(ids_BL), device=self.device))
 
         if not self.packs:
             yield read
@@ -111,69 +108,12 @@ class TorchModel(Model):
         finally:
             self._core.set_attn_implementation(tree_attention.NAME)
 
-    def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
-        """Return log-probs [B, T] of the responses, NaN past each one's end.
-
-        Logits are computed for response tokens only: the prompt's would cost the most and are not read.
-        """
-        answers, hidden_NH = self._before_head(suffixes)
-        logp_N1, _ = self._under_head(hidden_NH, answers, answers.target_N.unsqueeze(1), entropy=False)
-        return answers.rows(logp_N1.squeeze(1))
-
-    def look(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> Look:
-        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
-        answers, hidden_NH = self._before_head(suffixes)
-        ids_NE = answers.target_N.unsqueeze(1)
-        if among is not None:
-            ids_NE = torch.cat([ids_NE, torch.cat([ids_TK.to(self.device) for ids_TK in among])], 1)
-        logp_NE, entropy_N = self._under_head(hidden_NH, answers, ids_NE, entropy=True)
-        return Look(answers.rows(logp_NE[:, 0]), answers.rows(entropy_N), answers.rows(logp_NE[:, 1:]))
-
     def groups(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[list[int]]:
-        """Return the suffixes' indices in groups, each of at most `budget_tokens` in a pass, or of one suffix."""
         if self.packs:
             return packed_batches([s.read_ids for s in suffixes], budget_tokens=budget_tokens)
-        return micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
-
-    @torch.no_grad()
-    def glance(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[Glance]:
-        """Return what the current weights say at each place of each response, in order, without gradient."""
-
-        def glanced(group: list[Suffix]) -> list[Glance]:
-            look = self.look(group)
-            ends = [len(s.response_ids) for s in group]
-            return [Glance(look.logp_BT[row, :end], look.entropy_BT[row, :end]) for row, end in enumerate(ends)]
-
-        return self._in_groups(suffixes, glanced, budget_tokens)
-
-    @torch.no_grad()
-    def score(self, suffixes: Sequence[Suffix], *, weights: Weights | None, budget_tokens: int) -> list[Tensor]:
-        """Return the log-probs [T] of each response under the given weights (None: the current ones), in order."""
-
-        def scored(group: list[Suffix]) -> list[Tensor]:
-            logp_BT = self.logprobs(group)
-            return [logp_BT[row, : len(s.response_ids)].clone() for row, s in enumerate(group)]
-
-        with self.holding(weights):
-            return self._in_groups(suffixes, scored, budget_tokens)
-
-    @torch.no_grad()
-    def likeliest(
-        self, suffixes: Sequence[Suffix], *, num_tokens: int, weights: Weights | None, budget_tokens: int
-    ) -> list[Top]:
-        """Return the `num_tokens` tokens that the given weights find likeliest at each place of each response."""
-
-        def scored(group: list[Suffix]) -> list[Top]:
-            answers, hidden_NH = self._before_head(group)
-            tops = [self._likeliest(hidden_NH[at], answers, at, num_tokens) for at in self._pieces(hidden_NH)]
-            ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
-            return [Top.of(*both) for both in zip(ids, logps, strict=True)]
-
-        with self.holding(weights):
-            return self._in_groups(suffixes, scored, budget_tokens)
+        return super().groups(suffixes, budget_tokens=budget_tokens)
 
     def save(self, folder: Path) -> None:
-        """Write what an engine loads: the model as exact as its base, with its tokenizer, or the adapter."""
         if self._adapter is not None:
             self._adapter.save_pretrained(folder)
             return
@@ -181,26 +121,29 @@ class TorchModel(Model):
             self._core.save_pretrained(folder)
         copy_words(self.folder, folder)
 
+    @torch.no_grad()
     def restore(self, folder: Path, masters: Path | None = None) -> None:
-        """Take over the weights that `save` wrote, or the more exact ones that it was written from."""
-        found: Mapping[str, Tensor | None]
+        readers: Mapping[str, Callable[[], Tensor | None]]
         if masters is not None:
-            found = {name: read() for name, read in stored(masters.parent, masters.stem)}
+            readers = dict(stored(masters.parent, masters.stem))
         elif self._adapter is not None:
             saved = load_file(folder / f"{STEM}.safetensors")
-            found = {name: saved.get(saved_name(name)) for name in self.trained}
+            readers = {name: partial(saved.get, saved_name(name)) for name in self.trained}
         else:
-            parameters = dict(loaded_core(folder, str(self.device)).named_parameters())
-            found = {name: parameters.get(name) for name in self.trained}
+            readers = self._readers(folder)
         for name, parameter in self.trained.items():
-            value = found.get(name)
+            value = readers[name]() if name in readers else None
             if value is None or value.shape != parameter.shape:
                 raise UnusableCheckpoint(
                     f"{folder}: {name} is {'missing' if value is None else tuple(value.shape)}, expected "
                     f"{tuple(parameter.shape)} as in {self.folder}. Nothing is trained. Name the base model, and the "
                     "LoRA rank, that this policy was started with."
                 )
-            parameter.data.copy_(value.detach())
+            parameter.copy_(self._part(value, parameter))
+
+    def _readers(self, folder: Path) -> Mapping[str, Callable[[], Tensor]]:
+        """Return what reads each weight of the model that `save` wrote."""
+        return {name: p.detach for name, p in loaded_core(folder, str(self.device)).named_parameters()}
 
     @contextmanager
     def _rounded(self) -> Iterator[None]:
@@ -226,45 +169,35 @@ class TorchModel(Model):
             output = self._core.get_decoder()(input_ids=answers.ids_RL, use_cache=False, **seen)
         return answers, answers.before(output.last_hidden_state)
 
-    def _under_head(
-        self, hidden_NH: Tensor, answers: Answers, ids_NE: Tensor, *, entropy: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the log-probs of the ids at each place, and the entropies [N]; without `entropy` those are empty."""
-        pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at], entropy) for at in self._pieces(hidden_NH)]
-        if len(pieces) == 1:
-            return self._head_piece(*pieces[0])
-        parts = [checkpoint(self._head_piece, *piece, use_reentrant=False) for piece in pieces]
-        logps, entropies = zip(*parts, strict=True)
-        return torch.cat(logps), torch.cat(entropies)
-
-    def _pieces(self, hidden_NH: Tensor) -> list[slice]:
-        return head_pieces(len(hidden_NH), self._core.get_output_embeddings().weight.shape[0])
+    @property
+    def _head_rows(self) -> int:
+        return int(self._core.get_output_embeddings().weight.shape[0])
 
     def _multiplying(self) -> torch.autocast:
         # Without autocast's cache, which keeps a copy of each matrix until the pass ends: none is used twice in it.
         enabled = self._dtype != torch.float32
         return torch.autocast(self.device.type, self._dtype, enabled=enabled, cache_enabled=False)
 
-    def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        logits_NV = self._logits(hidden_NH, scale_N)
-        logp_NE = logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
-        return logp_NE, _entropies(logits_NV.detach()) if entropy else logits_NV.new_empty(0)
-
-    def _likeliest(self, hidden_NH: Tensor, answers: Answers, at: slice, num_tokens: int) -> tuple[Tensor, Tensor]:
-        logits_NV = self._logits(hidden_NH, answers.scale_N[at])
-        ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), logits_NV.topk(num_tokens).indices], 1)
-        return ids_NE, logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
-
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         # As float32 whatever else is multiplied as: a logit of 20 rounded to half precision is off by up to 0.06 nats.
         logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH.float())
         return logits_NV / scale_N.unsqueeze(1)
 
+    def _logp(self, logits_NV: Tensor, ids_NE: Tensor) -> Tensor:
+        return logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
+
+    def _entropies(self, logits_NV: Tensor) -> Tensor:
+        # In parts, so that it takes little more memory than the logits have.
+        parts = torch.split(logits_NV, ENTROPY_ROWS)
+        return torch.cat([torch.special.entr(logits_MV.softmax(1)).sum(1) for logits_MV in parts])
+
+    def _top_ids(self, logits_NV: Tensor, num_tokens: int) -> Tensor:
+        return logits_NV.topk(num_tokens).indices
+
     def _in_groups(
-        self, suffixes: Sequence[Suffix], scored: Callable[[list[Suffix]], Sequence[T]], budget_tokens: int
-    ) -> list[T]:
-        """Return the results of `scored` for each suffix, in order; it gets as many suffixes at once as fit."""
-        found: dict[int, T] = {}
+        self, suffixes: Sequence[Suffix], scored: ScoreGroup, budget_tokens: int, *_: Any
+    ) -> list[AnswerTensors]:
+        found: dict[int, AnswerTensors] = {}
         for group in self.groups(suffixes, budget_tokens=budget_tokens):
             found |= zip(group, scored([suffixes[i] for i in group]), strict=True)
         return [found[i] for i in range(len(suffixes))]
@@ -303,12 +236,6 @@ class TorchModel(Model):
             self._core.set_attn_implementation("sdpa")
             difference_nats = float((found_N - expected_N).abs().max())
             log.warning("packing=off model=%s reason=log-probs in one row differ by %.3g", self.folder, difference_nats)
-
-
-def _entropies(logits_NV: Tensor) -> Tensor:
-    """Return the entropy [N] of each row, with little more memory than the rows have."""
-    parts = torch.split(logits_NV, ENTROPY_ROWS)
-    return torch.cat([torch.special.entr(logits_MV.softmax(1)).sum(1) for logits_MV in parts])
 
 
 def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 from clawstream.training.batches.trainable import hint_counts
-from clawstream.training.models.model import Look, Model, Top, Weights
+from clawstream.training.models.model import Model, TokenScores, Top, Weights
 from clawstream.training.step.losses import (
     LogProbs,
     LossSums,
@@ -67,14 +67,8 @@ class BatchLoss:
         self._divergence_weight = settings.divergence_weight
         self._distils = settings.method == "topk"
         w_binary, w_opd = settings.weights
-        self._signals = Signals(
-            w_binary=w_binary,
-            w_opd=w_opd,
-        )
-        self.objective = Objective(
-            loss=settings.loss,
-            kl=settings.kl,
-        )
+        self._signals = Signals(w_binary=w_binary, w_opd=w_opd)
+        self.objective = Objective(loss=settings.loss, kl=settings.kl)
 
     def score(
         self,
@@ -135,9 +129,9 @@ class BatchLoss:
         return self._advanced(scored, group)
 
     def _advanced(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Tensor]:
-        look, top_teacher_BTK = self._look(scored, group)
-        new_BT = look.logp_BT
-        known, trained_BT = self._known(scored, group, look)
+        scores, top_teacher_BTK = self._token_scores(scored, group)
+        new_BT = scores.logp_BT
+        known, trained_BT = self._known(scored, group, scores)
         wanted = [scored.wanted(i) for i in group]
         rewarded_B = torch.tensor([value is not None for value in wanted], device=new_BT.device)
         reward_B = new_BT.new_tensor([torch.nan if value is None else value for value in wanted])
@@ -151,9 +145,9 @@ class BatchLoss:
         advantage_BT = token_advantages(reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals)
         beside_BT = None
         if self._top_tokens is not None:
-            both_BT = look.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
+            both_BT = scores.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
             beside_BT = self._divergence_weight * divergence_where(
-                both_BT, look.among_BTK, top_teacher_BTK, direction="forward"
+                both_BT, scores.among_BTK, top_teacher_BTK, direction="forward"
             )
         total, tally = policy_loss(
             new_BT, known, advantage_BT, trained_BT, objective=self.objective, beside_BT=beside_BT
@@ -161,33 +155,33 @@ class BatchLoss:
         return total, tally, gap_BT[trained_BT & hinted_B.unsqueeze(1) & gap_BT.isfinite()]
 
     def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums]:
-        look, top_teacher_BTK = self._look(scored, group)
-        known, trained_BT = self._known(scored, group, look)
-        trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=look.logp_BT.device)
+        scores, top_teacher_BTK = self._token_scores(scored, group)
+        known, trained_BT = self._known(scored, group, scores)
+        trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=scores.logp_BT.device)
         return distillation_loss(
-            look.logp_BT, look.among_BTK, top_teacher_BTK, known, trained_BT,
+            scores.logp_BT, scores.among_BTK, top_teacher_BTK, known, trained_BT,
             objective=self.objective, weight=self._divergence_weight,
         )  # fmt: skip
 
-    def _look(self, scored: Scored, group: Sequence[int]) -> tuple[Look, Tensor]:
+    def _token_scores(self, scored: Scored, group: Sequence[int]) -> tuple[TokenScores, Tensor]:
         """Return the policy's scores, also of the teacher's likeliest tokens, and the teacher's scores of these.
 
         The latter are [B, T, K], NaN where there are none; K is 0 where the teacher is asked for none.
         """
         suffixes = [scored.plain[i] for i in group]
         if self._top_tokens is None:
-            look = self._model.look(suffixes)
-            return look, look.among_BTK
+            scores = self._model.token_scores(suffixes)
+            return scores, scores.among_BTK
         tops = [scored.tops.get(i) or self._no_top(len(scored.plain[i].response_ids)) for i in group]
-        look = self._model.look(suffixes, [top.ids_TK for top in tops])
-        top_teacher_BTK = torch.full_like(look.among_BTK, torch.nan)
+        scores = self._model.token_scores(suffixes, [top.ids_TK for top in tops])
+        top_teacher_BTK = torch.full_like(scores.among_BTK, torch.nan)
         for row, top in enumerate(tops):
             top_teacher_BTK[row, : len(top.logp_TK)] = top.logp_TK
-        return look, top_teacher_BTK
+        return scores, top_teacher_BTK
 
-    def _known(self, scored: Scored, group: Sequence[int], look: Look) -> tuple[LogProbs, Tensor]:
+    def _known(self, scored: Scored, group: Sequence[int], scores: TokenScores) -> tuple[LogProbs, Tensor]:
         """Return the log-probs under the other weights, and which tokens are to be trained."""
-        here_BT = look.logp_BT.detach()
+        here_BT = scores.logp_BT.detach()
         samples = [scored.samples[i] for i in group]
         old_BT = here_BT if scored.old is None else _padded([scored.old[i] for i in group], like_BT=here_BT)
         sampled_BT = _padded([_floats(s.response_logprobs) for s in samples], like_BT=here_BT)
@@ -195,7 +189,7 @@ class BatchLoss:
         if scored.reference is not None:
             reference_BT = _padded([scored.reference[i] for i in group], like_BT=here_BT)
         trained = [torch.tensor(s.trained, dtype=torch.float32) for s in samples]
-        return LogProbs(old_BT, sampled_BT, reference_BT, look.entropy_BT), _padded(trained, like_BT=here_BT) == 1
+        return LogProbs(old_BT, sampled_BT, reference_BT, scores.entropy_BT), _padded(trained, like_BT=here_BT) == 1
 
     def _no_top(self, num_tokens: int) -> Top:
         assert self._top_tokens is not None

@@ -1,21 +1,16 @@
 """The loss of one update: a policy gradient or a distillation, and a leash to the reference. Pure.
 
 A sample has a reward, a hint, or both. A mask says which, so that an absent reward is never a reward of 0 and the
-number in its place is never read. B samples, T response tokens; suffixes name the axes.
+number in its place is never read. The functions return sums and what to divide them by, not means, so that a batch in
+pieces gives the gradient of the whole. A token takes part only if it is trained and every number it needs is finite; no
+number of another token is read, NaN included, and its gradient is exactly 0.
 
-R rows, one where they are packed; L input tokens of a row, B answers, T response tokens of the longest one, N response
-tokens of all answers; suffixes name the axes.
-
-tensors in and out.
-
-The functions return sums and what to divide them by, not means, so that a batch in pieces gives the gradient of the
-whole. A token takes part only if it is trained and every number it needs is finite; no number of another token is read,
-NaN included, and its gradient is exactly 0. B samples, T response tokens, K tokens that the teacher likes best;
-suffixes name the axes; log-probs in nats.
+Suffixes name the axes: B answers, T response tokens of the longest one, N response tokens of all answers, K tokens that
+the teacher likes best, L input tokens of a row, R rows (one where they are packed). Log-probs are in nats.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import log
 from typing import Literal, NamedTuple
 
@@ -167,6 +162,10 @@ class LogProbs(NamedTuple):
     reference: Tensor | None  # None only without a leash
     entropy: Tensor | None = None  # of the weights being trained, at each place; only for the figures
 
+    def zero_unless(self, kept_BT: Tensor) -> "LogProbs":
+        """Return the same with 0 for all tokens that are not kept."""
+        return LogProbs._make(None if values is None else _zero_unless(kept_BT, values) for values in self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSums:
@@ -176,24 +175,14 @@ class LossSums:
     num_tokens: int = 0  # kept
     num_tokens_dropped: int = 0  # tokens to be trained for which a number was missing or not finite
     num_clipped: int = 0
-    ratio_moved: bool = False
+    num_moved: int = 0  # whose ratio, which may be clipped, is not 1
     loss_sum: float = 0.0  # of means by sequence
     kl_sum: float = 0.0  # of tokens
     behaviour_kl_sum: float = 0.0  # of tokens
     entropy_sum: float = 0.0  # of tokens
 
     def __add__(self, other: "LossSums") -> "LossSums":
-        return LossSums(
-            num_sequences=self.num_sequences + other.num_sequences,
-            num_tokens=self.num_tokens + other.num_tokens,
-            num_tokens_dropped=self.num_tokens_dropped + other.num_tokens_dropped,
-            num_clipped=self.num_clipped + other.num_clipped,
-            ratio_moved=self.ratio_moved or other.ratio_moved,
-            loss_sum=self.loss_sum + other.loss_sum,
-            kl_sum=self.kl_sum + other.kl_sum,
-            behaviour_kl_sum=self.behaviour_kl_sum + other.behaviour_kl_sum,
-            entropy_sum=self.entropy_sum + other.entropy_sum,
-        )
+        return LossSums(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +210,7 @@ def figures(steps: Sequence[LossSums], objective: Objective, *, epochs: int = 1)
         num_tokens_dropped=first.num_tokens_dropped,
         loss_nats=whole.loss_sum / whole.num_sequences if some else None,
         kl_reference_nats=whole.kl_sum / whole.num_tokens if some and objective.kl > 0 else None,
-        clipped_share=whole.num_clipped / whole.num_tokens if some and whole.ratio_moved else None,
+        clipped_share=whole.num_clipped / whole.num_tokens if whole.num_moved else None,
         behaviour_kl_nats=whole.behaviour_kl_sum / whole.num_tokens if some else None,
         entropy_nats=first.entropy_sum / first.num_tokens if first.num_tokens else None,
     )
@@ -239,18 +228,13 @@ def policy_loss(
     beside_BT     [B, T] float; a loss that comes to that of the advantages, with its own gradient
     """
     kept_BT = _finite(logp_new_BT, known, objective) & advantage_BT.isfinite() & trained_BT
-    zero = logp_new_BT.new_zeros(())
-    new_BT = torch.where(kept_BT, logp_new_BT, zero)
-    old_BT = torch.where(kept_BT, known.old, zero)
-    sampled_BT = torch.where(kept_BT, known.sampled, zero)
-    advantage_BT = torch.where(kept_BT, advantage_BT, zero)
-
-    ratio_BT = _ratio(new_BT, old_BT)
-    loss_BT, clipped_BT = _surrogate(new_BT, ratio_BT, advantage_BT, objective)
-    loss_BT = loss_BT * _importance(old_BT, sampled_BT, objective)
+    new_BT, known = _zero_unless(kept_BT, logp_new_BT), known.zero_unless(kept_BT)
+    ratio_BT = _ratio(new_BT, known.old)
+    loss_BT, clipped_BT = _surrogate(new_BT, ratio_BT, _zero_unless(kept_BT, advantage_BT), objective)
+    loss_BT = loss_BT * _importance(known, objective)
     if beside_BT is not None:
         loss_BT = loss_BT + beside_BT
-    kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
+    kl_BT = _leash(new_BT, ratio_BT, known, objective)
     return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective, ratio_BT=ratio_BT, clipped_BT=clipped_BT)
 
 
@@ -265,11 +249,9 @@ def distillation_loss(
     """
     known_BT = top_new_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
     kept_BT = _finite(logp_new_BT, known, objective) & known_BT & trained_BT
-    zero = logp_new_BT.new_zeros(())
-    new_BT = torch.where(kept_BT, logp_new_BT, zero)
-    ratio_BT = _ratio(new_BT, torch.where(kept_BT, known.old, zero))
+    new_BT, known = _zero_unless(kept_BT, logp_new_BT), known.zero_unless(kept_BT)
     loss_BT = weight * divergence_where(kept_BT, top_new_BTK, top_teacher_BTK, direction=objective.divergence)
-    kl_BT = _leash(new_BT, ratio_BT, known, kept_BT, objective)
+    kl_BT = _leash(new_BT, _ratio(new_BT, known.old), known, objective)
     return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective)
 
 
@@ -316,23 +298,23 @@ def _surrogate(new_BT: Tensor, ratio_BT: Tensor, advantage_BT: Tensor, objective
     return torch.maximum(free_BT, clipped_BT), clipped_BT > free_BT
 
 
-def _importance(old_BT: Tensor, sampled_BT: Tensor, objective: Objective) -> Tensor:
+def _zero_unless(kept_BT: Tensor, values_BT: Tensor) -> Tensor:
+    return torch.where(kept_BT, values_BT, values_BT.new_zeros(()))
+
+
+def _importance(known: LogProbs, objective: Objective) -> Tensor:
     """Return how much likelier each token was just before the step than when it was sampled, capped."""
-    return (old_BT - sampled_BT).clamp(max=log(objective.importance_cap)).exp()
+    return (known.old - known.sampled).clamp(max=log(objective.importance_cap)).exp()
 
 
-def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, objective: Objective) -> Tensor:
+def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, objective: Objective) -> Tensor:
     """Return an estimate of KL(new || reference) at each token, from tokens that older weights sampled.
 
     Without importance weights a token that the policy has unlearned since would count e^10 times.
     """
     if objective.kl == 0 or known.reference is None:
         return torch.zeros_like(ratio_BT)
-    zero = new_BT.new_zeros(())
-    kl_BT = ratio_BT * _k3(new_BT - torch.where(kept_BT, known.reference, zero))
-    return kl_BT * _importance(
-        torch.where(kept_BT, known.old, zero), torch.where(kept_BT, known.sampled, zero), objective
-    )
+    return ratio_BT * _k3(new_BT - known.reference) * _importance(known, objective)
 
 
 def _summed(
@@ -340,18 +322,17 @@ def _summed(
     ratio_BT: Tensor | None = None, clipped_BT: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:  # fmt: skip
     """Return the sum of loss and leash over the tokens kept, and the tally."""
-    zero = loss_BT.new_zeros(())
-    total = _sum(torch.where(kept_BT, loss_BT + objective.kl * kl_BT, zero), kept_BT)
+    total = _sum(_zero_unless(kept_BT, loss_BT + objective.kl * kl_BT), kept_BT)
     return total, LossSums(
         num_sequences=int(kept_BT.any(1).sum()),
         num_tokens=int(kept_BT.sum()),
         num_tokens_dropped=int((trained_BT & ~kept_BT).sum()),
         num_clipped=0 if clipped_BT is None else int((kept_BT & clipped_BT).sum()),
-        ratio_moved=ratio_BT is not None and objective.clips and bool((kept_BT & (ratio_BT != 1)).any()),
+        num_moved=int((kept_BT & (ratio_BT != 1)).sum()) if ratio_BT is not None and objective.clips else 0,
         loss_sum=float(total.detach()),
-        kl_sum=float(torch.where(kept_BT, kl_BT.detach(), zero).sum()),
-        behaviour_kl_sum=float(torch.where(kept_BT, known.sampled - known.old, zero).sum()),
-        entropy_sum=0.0 if known.entropy is None else float(torch.where(kept_BT, known.entropy, zero).sum()),
+        kl_sum=float(_zero_unless(kept_BT, kl_BT.detach()).sum()),
+        behaviour_kl_sum=float((known.sampled - known.old).sum()),
+        entropy_sum=0.0 if known.entropy is None else float(known.entropy.sum()),
     )
 
 

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,15 +84,9 @@ class Trainer:
         self._begin()
 
     def update(
-        self,
-        samples: Sequence[SampleAssembled],
-        *,
-        version: int,
-        seed: int,
-        gated: bool = False,
-        num_rejected: int = 0,
-        advantages: Sequence[float] | None = None,
-    ) -> StepSummary:
+        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool = False,
+        num_rejected: int = 0, advantages: Sequence[float] | None = None,
+    ) -> StepSummary:  # fmt: skip
         """Take the steps that make `version`, on these samples in this order; `num_rejected` were just before it.
         With `advantages` each sample has its own, and its reward is only recorded.
 
@@ -100,32 +94,24 @@ class Trainer:
         they were before that step of the optimizer, or TrainingDiverged. If `gated`, it raises only StepRefused, after
         which this trainer has to be restored before it is used.
         """
-        with refused() if gated else nullcontext():
-            return self._update(
-                samples, version=version, seed=seed, gated=gated, num_rejected=num_rejected, advantages=advantages
-            )
-
-    def _update(
-        self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool, num_rejected: int,
-        advantages: Sequence[float] | None,
-    ) -> StepSummary:  # fmt: skip
         torch.manual_seed(seed)
-        settings = self._settings
+        model, settings, gate, changed_share = self._model, self._settings, None, None
         rewards = [s.learned_reward for s in samples if s.learned_reward is not None]
         rate = self._learning_rate(version, rewards, counts=bool(samples))
-        mine = self._model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
-        scored = self._score(samples, mine, advantages=advantages)
-        gate = self._gate(samples, scored, mine, num_rejected) if gated else None
-        before = self._model.published()
-        taken = self._take(settings.epochs if samples else 0, scored, version=version, rate=rate, gate=gate)
-        changed_share = None
-        if taken.grad_norms:
-            self._let_ema_follow()
-            changed_share = self._model.changed_share(before)
-            if rate > 0:
-                self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
-            if gate is not None:
-                gate.let_out(version=version, seed=seed)
+        mine = model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
+        scored = self._score(samples, mine, advantages)
+        if gated:
+            gate = Gate(model, settings, samples, self._memory, scored=scored, mine=mine, num_rejected=num_rejected)
+        before = model.published()
+        with refused() if gated else nullcontext():
+            taken = self._take(settings.epochs if samples else 0, scored, version=version, rate=rate, gate=gate)
+            if taken.grad_norms:
+                self._let_ema_follow()
+                changed_share = model.changed_share(before)
+                if rate > 0:
+                    self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
+                if gate is not None:
+                    gate.let_out(version=version, seed=seed)
         self._memory = self._memory.after(samples, as_it_is=gate is not None and gate.as_it_is)
         return StepSummary(
             num_samples=len(samples),
@@ -141,19 +127,13 @@ class Trainer:
         )
 
     def _score(
-        self, samples: Sequence[SampleAssembled], mine: Sequence[int], *, advantages: Sequence[float] | None
+        self, samples: Sequence[SampleAssembled], mine: Sequence[int], advantages: Sequence[float] | None
     ) -> Scored:
         """Return the scores of this process' samples by the policy before the step, its teacher and its reference."""
         teacher = {"reference": self._reference, "ema": self._ema}.get(self._settings.teacher)
         return self._loss.score(
             [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
-        )  # fmt: skip
-
-    def _gate(self, samples: Sequence[SampleAssembled], scored: Scored, mine: Sequence[int], num_rejected: int) -> Gate:
-        return Gate(
-            self._model, self._settings, samples, self._memory,
-            scored=scored, mine=mine, num_rejected=num_rejected,
         )  # fmt: skip
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
@@ -185,11 +165,7 @@ class Trainer:
             self._model.save_state(state, "ema", {"": self._ema})
         if not self._model.leads:
             return
-        facts = {
-            "base_sha256": self._base_sha256,
-            "schedule": asdict(self._schedule),
-            "gate": self._memory.plain(),
-        }
+        facts = {"base_sha256": self._base_sha256, "schedule": asdict(self._schedule), "gate": self._memory.plain()}
         (state / "state.json").write_text(json.dumps(facts))
 
     def restore(self, folder: Path | None) -> None:
@@ -258,16 +234,16 @@ class Trainer:
 
     def _summed(self, tally: LossSums) -> LossSums:
         """Return the tally over all processes."""
-        sums = iter(self._model.sums([float(getattr(tally, field.name)) for field in fields(tally)]))
-        return LossSums(**{field.name: type(getattr(tally, field.name))(next(sums)) for field in fields(tally)})
+        here = asdict(tally)
+        sums = self._model.sums([float(value) for value in here.values()])
+        return LossSums(**{name: type(here[name])(total) for name, total in zip(here, sums, strict=True)})
 
     def _mean(self, parts: Sequence[Tensor]) -> float | None:
         total, count = self._model.sums([sum(float(part.sum()) for part in parts), float(sum(map(len, parts)))])
         return total / count if count else None
 
     def _step(self, version: int, divisor: int, rate: float) -> float:
-        parameters = list(self._model.trained.values())
-        for parameter in parameters:
+        for parameter in self._model.trained.values():
             if parameter.grad is not None:
                 parameter.grad /= divisor
         norm = self._model.clip(self._max_grad_norm)
@@ -314,8 +290,5 @@ def _optimizer(model: Model, settings: TrainingSettings, weight_decay: float) ->
     """AdamW, which does not pull norms and biases towards 0."""
     matrices = [model.moved[name] for name, p in model.trained.items() if p.ndim >= 2]
     vectors = [model.moved[name] for name, p in model.trained.items() if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW([g for g in groups if g["params"]], lr=settings.learning_rate, betas=BETAS)

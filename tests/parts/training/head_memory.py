@@ -54,8 +54,8 @@ def held(model: Model, answers: Sequence[Suffix], vocabulary: int) -> tuple[int,
         model.score(answers, weights=None, budget_tokens=10**6)
 
         def total_of(group: Sequence[int]) -> torch.Tensor:
-            look = model.look([answers[i] for i in group], [tops[i].ids_TK for i in group])
-            return look.logp_BT.nansum() + look.among_BTK.nansum()
+            scores = model.token_scores([answers[i] for i in group], [tops[i].ids_TK for i in group])
+            return scores.logp_BT.nansum() + scores.among_BTK.nansum()
 
         model.accumulate([range(len(answers))], answers, total_of)
     return found.largest_bytes, found.most_bytes

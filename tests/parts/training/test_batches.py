@@ -14,10 +14,9 @@ from clawstream.training.batches.planning import (
     Batcher,
     BatchRules,
     DropReason,
-    resume_offsets,
     turn_of,
-    versions_behind,
 )
+from clawstream.training.batches.progress import resume_offsets, versions_behind
 from tests.parts.training import tiny
 
 RULES = BatchRules(policy_id="policy", batch_samples=3, max_wait_ms=1000)

@@ -33,9 +33,9 @@ from clawstream.training.batches.planning import (
     Batcher,
     BatchRules,
     DropReason,
-    resume_offsets,
     turn_of,
 )
+from clawstream.training.batches.progress import resume_offsets
 from clawstream.training.batches.trainable import SettledGroups
 from clawstream.training.loop import train
 from clawstream.training.step.trainer import Trainer

@@ -140,7 +140,7 @@ def test_on_policy_all_losses_have_one_gradient() -> None:
 
 def test_tokens_and_entropy_are_of_one_epoch_and_other_means_are_over_all() -> None:
     first = LossSums(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=1.0, entropy_sum=2.0)
-    second = replace(first, loss_sum=3.0, num_clipped=2, ratio_moved=True, entropy_sum=0.4)
+    second = replace(first, loss_sum=3.0, num_clipped=2, num_moved=4, entropy_sum=0.4)
 
     found = figures([first, second], Objective(), epochs=2)
 

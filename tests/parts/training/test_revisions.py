@@ -16,9 +16,9 @@ from clawstream.training.batches.planning import (
     Batcher,
     BatchRules,
     DropReason,
-    resume_offsets,
     turn_of,
 )
+from clawstream.training.batches.progress import resume_offsets
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings, trained_until

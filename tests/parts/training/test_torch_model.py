@@ -91,17 +91,17 @@ def test_a_look_has_the_entropy_of_each_place_and_the_log_probs_of_the_tokens_na
     among = [torch.arange(3).repeat(len(s.response_ids), 1) + 4 for s in RAGGED]
     for head_tokens in (4096, 2):
         monkeypatch.setattr(training_model, "HEAD_BYTES", head_tokens * 4 * tiny.VOCABULARY)
-        look = model.look(RAGGED, among)
+        scores = model.token_scores(RAGGED, among)
         for row, s in enumerate(RAGGED):
             num_tokens, logp_TV = len(s.response_ids), every(base, s)
-            torch.testing.assert_close(look.logp_BT[row, :num_tokens], alone(base, s), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(scores.logp_BT[row, :num_tokens], alone(base, s), atol=1e-5, rtol=1e-5)
             entropy_T = -(logp_TV.exp() * logp_TV).sum(1)
-            torch.testing.assert_close(look.entropy_BT[row, :num_tokens], entropy_T, atol=1e-5, rtol=1e-4)
-            torch.testing.assert_close(look.among_BTK[row, :num_tokens], logp_TV[:, 4:7], atol=1e-5, rtol=1e-5)
-            assert bool(look.entropy_BT[row, num_tokens:].isnan().all())
-            assert bool(look.among_BTK[row, num_tokens:].isnan().all())
-    assert not look.entropy_BT.requires_grad
-    assert look.among_BTK.requires_grad
+            torch.testing.assert_close(scores.entropy_BT[row, :num_tokens], entropy_T, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(scores.among_BTK[row, :num_tokens], logp_TV[:, 4:7], atol=1e-5, rtol=1e-5)
+            assert bool(scores.entropy_BT[row, num_tokens:].isnan().all())
+            assert bool(scores.among_BTK[row, num_tokens:].isnan().all())
+    assert not scores.entropy_BT.requires_grad
+    assert scores.among_BTK.requires_grad
 
 
 def test_the_likeliest_tokens_come_with_their_log_probs_in_order(base: Path) -> None:

@@ -82,12 +82,12 @@ def test_parts_that_outweigh_each_other_are_no_reward_beside_a_hint_either(base:
 def test_a_step_says_how_sure_the_policy_was_and_how_far_the_engine_s_was_from_it(base: Path) -> None:
     trainer = Trainer(base, SETTINGS)
     samples = on_policy(trainer, MIXED)
-    look = trainer._model.look([Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples])
+    scores = trainer._model.token_scores([Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples])
     off = [replace(s, response_logprobs=tuple(v + 0.25 for v in s.response_logprobs if v is not None)) for s in samples]
 
     update = trainer.update(off, version=1, seed=0)
 
-    assert update.loss.entropy_nats == pytest.approx(float(look.entropy_BT.nanmean()), rel=1e-4)
+    assert update.loss.entropy_nats == pytest.approx(float(scores.entropy_BT.nanmean()), rel=1e-4)
     assert update.loss.behaviour_kl_nats == pytest.approx(0.25, abs=1e-4)
     assert update.mean_response_tokens == sum(len(s.response_ids) for s in samples) / len(samples)
     assert update.weights_changed_share is not None

@@ -80,9 +80,9 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix], head_bytes
     found: list[torch.Tensor] = []
 
     def total_of(group: Any) -> torch.Tensor:
-        look = model.look([suffixes[i] for i in group])
-        found.append(look.entropy_BT)
-        return look.logp_BT.nansum()
+        scores = model.token_scores([suffixes[i] for i in group])
+        found.append(scores.entropy_BT)
+        return scores.logp_BT.nansum()
 
     for parameter in model.trained.values():
         parameter.grad = None

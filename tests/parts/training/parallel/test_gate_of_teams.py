@@ -145,7 +145,7 @@ def test_of_a_rejected_step_nothing_is_left_and_the_processes_go_on(
         ):
             two.ask(f"{GATING}:plant", fault)
             options = {"version": version - 1, "seed": version, "gated": True}
-            one, other = two.ask(f"{MEMBER}:update", batch(fault), options)
+            one, other = two.ask(f"{MEMBER}:call", "update", [batch(fault)], options)
             assert isinstance(one, StepRefused)
             assert why in str(one)
             assert str(one) == str(other)

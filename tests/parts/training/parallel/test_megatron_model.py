@@ -9,7 +9,7 @@ import torch
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import weight_files
 from clawstream.training.megatron.shape import Sizes
-from clawstream.training.models.model import Look, tensors_of
+from clawstream.training.models.model import TokenScores, tensors_of
 from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
@@ -60,7 +60,9 @@ def test_log_probs_and_likeliest_tokens_are_transformers_own(
     for tops in two.ask(f"{QUESTIONS}:likeliest", suffixes, 60):
         for suffix, top, its_top in zip(suffixes, tops, expected_tops, strict=True):
             torch.testing.assert_close(top.logp_TK, its_top.logp_TK, atol=1e-4, rtol=0)
-            named = whole.look([suffix], [top.ids_TK]).among_BTK[0]  # of two that are as likely either may come first
+            named = whole.token_scores([suffix], [top.ids_TK]).among_BTK[
+                0
+            ]  # of two that are as likely either may come first
             torch.testing.assert_close(top.logp_TK, named, atol=1e-4, rtol=0)
             assert all(len(set(row)) == len(row) for row in top.ids_TK.tolist())
 
@@ -112,15 +114,15 @@ def test_entropies_and_gradients_are_those_of_the_whole(
 ) -> None:
     """In one piece and in many."""
     whole = TorchModel.load(models[family])
-    look = whole.look(suffixes)
-    look.logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
+    scores = whole.token_scores(suffixes)
+    scores.logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
 
     two.ask(f"{QUESTIONS}:load", models[family], sizes)
     for answers in (
         two.ask(f"{QUESTIONS}:look_and_gradients", suffixes),
         two.ask(f"{QUESTIONS}:look_and_gradients", suffixes, 5 * 4 * families.VOCABULARY),
     ):
-        assert_looked(answers, look, whole, sizes)
+        assert_looked(answers, scores, whole, sizes)
 
 
 def test_memory_of_logits_is_bounded_however_many_tokens_are_scored_and_learned_from(
@@ -138,12 +140,12 @@ def test_memory_of_logits_is_bounded_however_many_tokens_are_scored_and_learned_
         assert most_bytes <= (4 + 2) * limit_bytes
 
 
-def assert_looked(answers: list[Any], look: Look, whole: TorchModel, sizes: Sizes) -> None:
+def assert_looked(answers: list[Any], scores: TokenScores, whole: TorchModel, sizes: Sizes) -> None:
     """Assert that processes found the entropies and gradients of the whole."""
     entropies = [entropy_BT for entropy_BT, _ in answers if entropy_BT is not None]
     assert entropies  # a pipeline's last stage has them
     for entropy_BT in entropies:
-        torch.testing.assert_close(entropy_BT, look.entropy_BT, atol=1e-4, rtol=0, equal_nan=True)
+        torch.testing.assert_close(entropy_BT, scores.entropy_BT, atol=1e-4, rtol=0, equal_nan=True)
     gradients = answers[0][1] | answers[1][1]
     assert gradients.keys() == whole.trained.keys()
     for name, parameter in whole.trained.items():
@@ -167,7 +169,7 @@ def test_an_adapter_begins_says_and_learns_as_pefts_does(
     whole.save(tmp_path / "other")
     two.ask(f"{QUESTIONS}:restore", tmp_path / "other")
     expected = whole.score(suffixes, weights=None, budget_tokens=64)
-    whole.look(suffixes).logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
+    whole.token_scores(suffixes).logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
 
     for found in two.ask(f"{QUESTIONS}:score", suffixes):
         for mine, its in zip(found, expected, strict=True):

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -279,7 +278,7 @@ def test_processes_end_with_the_one_that_started_them_however_it_ends(tmp_path: 
     assert not any(map(running, pids))
 
 
-async def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by_the_one_it_has(
+def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by_the_one_it_has(
     base: Path, tmp_path: Path
 ) -> None:
     planned = settings_of(FSDP | {"processes": 2})
@@ -287,16 +286,15 @@ async def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by
         policy_id="policy", policy_version=1, parent_version=0, sample_ids=tuple(s.sample_id for s in MIXED),
         offsets=(), seed=1, settings=planned.model_dump_json().encode(), planned_at_ms=0, turns=(),
     )  # fmt: skip
-    with ThreadPoolExecutor(1) as thread:
-        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base), machine=settings_of({}))
-        checkpoint = await stepper.execute(plan, tuple(MIXED), parent=None, said=None)
-        stepper.close()
+    stepper = Stepper(base, tmp_path / "versions", limits_of(base), machine=settings_of({}))
+    checkpoint = stepper.execute(plan, tuple(MIXED), parent=None, recorded=None)
+    stepper.close()
     assert isinstance(checkpoint, Checkpoint)
     assert stepper._team is None
 
 
 @pytest.mark.slow
-async def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_they_end_with_it(
+def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_they_end_with_it(
     base: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(FSDP)
@@ -311,19 +309,17 @@ async def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_
             settings=settings.model_dump_json().encode(), planned_at_ms=0, turns=(),
         )  # fmt: skip
 
-    with ThreadPoolExecutor(1) as thread:
-        stepper = Stepper(base, tmp_path / "versions", thread, limits_of(base))
-        rejected = await stepper.execute(plan(1, one_sided), one_sided, parent=None, said=None)
-        assert isinstance(rejected, StepRejected)
-        assert "judge says yes to everything" in rejected.reason
-        team = stepper._team
-        assert team is not None
-        pids = team.pids
-        checkpoint = await stepper.execute(plan(2, MIXED), tuple(MIXED), parent=None, said=None)
-        assert isinstance(checkpoint, Checkpoint)
-        assert stepper._team is team  # a refusal ends no process
-        stepper.close()
-
+    stepper = Stepper(base, tmp_path / "versions", limits_of(base))
+    rejected = stepper.execute(plan(1, one_sided), one_sided, parent=None, recorded=None)
+    assert isinstance(rejected, StepRejected)
+    assert "judge says yes to everything" in rejected.reason
+    team = stepper._team
+    assert team is not None
+    pids = team.pids
+    checkpoint = stepper.execute(plan(2, MIXED), tuple(MIXED), parent=None, recorded=None)
+    assert isinstance(checkpoint, Checkpoint)
+    assert stepper._team is team  # a refusal ends no process
+    stepper.close()
     assert checkpoint.step.loss_nats == pytest.approx(expected.loss.loss_nats, abs=1e-4)
     found, after = weights(checkpoint.path), weights(tmp_path / "alone")
     for name, value in after.items():
