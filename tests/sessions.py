@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from clawstream.conversation.continuing import Renderer, Request, ShownAnswer, answered, continue_prompt, find_echoes
-from clawstream.conversation.history import Parent, WholeRequest, shorten
+from clawstream.conversation.history import Parent, WholeRequest, shorten, whole
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -238,3 +238,15 @@ def record(event: Event, topic: str = EXCHANGES, offset: int = 0, at_ms: int | N
         key=event.key,
         event=event,
     )
+
+
+def history(exchanges: Iterable[ExchangeCompleted]) -> dict[str, WholeRequest]:
+    """Every exchange's whole request by exchange id; parents come before their children, repeats are harmless.
+
+    Raises UnusableExchange where a parent is missing.
+    """
+    known: dict[str, WholeRequest] = {}
+    for exchange in exchanges:
+        if exchange.exchange_id not in known:
+            known[exchange.exchange_id] = whole(exchange.request, known)
+    return known

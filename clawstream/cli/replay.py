@@ -178,9 +178,9 @@ async def work_on(
 
     teacher = None
     if settings.teacher.url is not None:
-        from clawstream.inference.teacher import teacher_name
+        from clawstream.inference.judge_client import judge_name
 
-        teacher = teacher_name(settings.teacher.model, settings.teacher.url)
+        teacher = judge_name(settings.teacher.model, settings.teacher.url)
     started, ended = await begin(log, wanted, settings.judge, settings.samples, settings.rewards, teacher=teacher)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:

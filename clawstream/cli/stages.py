@@ -135,9 +135,10 @@ def samples(context: typer.Context) -> None:
     off_distribution = OffDistribution(settings.samples.off_distribution)
     asks, teacher = None, settings.teacher
     if teacher.url is not None:
-        from clawstream.inference.teacher import teacher_name, teaching
+        from clawstream.inference.judge_client import judge_name
+        from clawstream.inference.teacher import teaching
 
-        asks = TeacherRule(teacher_name(teacher.model, teacher.url))
+        asks = TeacherRule(judge_name(teacher.model, teacher.url))
     judged, grouped = settings.judge.url is not None, settings.training.method == "stepwise"
     rules = SampleRules(
         renderer,

@@ -1,14 +1,9 @@
 """Prompts that continue sampled tokens, and which answers of a history the policy sampled. Pure.
 
 A prompt is the template's rendering of all messages before the first such answer; then, for each such answer, its
-sampled ids and the template's text up to the next one. For a client that only adds to its history, that is the previous
-prompt, the sampled answer, and the new messages.
-
-Equal requests after equal answers give equal token ids. So whoever reads the log gets the gateway's ids
-again, whatever the gateway still had in memory when the request came.
-
-An answer is recognised by its text and calls and by the message before it, since clients rewrite the rest. Answers
-before one that the policy did not give are not looked for, since that part may be anything.
+sampled ids and the template's text up to the next one. Equal requests after equal answers give equal token ids, so
+whoever reads the log gets the gateway's ids again, whatever the gateway still had in memory when the request came. An
+answer is recognised by its text and calls and by the message before it, since clients rewrite the rest.
 """
 
 import hashlib
@@ -20,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 
+from clawstream.conversation.history import num_equal
 from clawstream.conversation.messages import Message, is_ephemeral, meaning, normal_call_id, role_of
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
@@ -89,19 +85,13 @@ def find_echoes(messages: Sequence[Message], answers: Sequence[ShownAnswer]) -> 
             break
         before = same[-1]
         found.append(EchoedAnswer(index, answers[before]))
-    return Echoes(
-        found=tuple(reversed(found)),
-        unbroken=unbroken,
-        expected=any_answer and bool(answers),
-    )
+    return Echoes(found=tuple(reversed(found)), unbroken=unbroken, expected=any_answer and bool(answers))
 
 
 def _last_said(newest_first: Iterable[Message]) -> Hashable:
     """Return the content of the newest message that is neither a system prompt nor a client's own block."""
-    for message in newest_first:
-        if role_of(message) != "system" and not is_ephemeral(message):
-            return meaning(message)
-    return None
+    said = (meaning(one) for one in newest_first if role_of(one) != "system" and not is_ephemeral(one))
+    return next(said, None)
 
 
 def _is_between(messages: Sequence[Message], index: int) -> bool:
@@ -298,9 +288,7 @@ def _longest_begun(
     longest: tuple[Continued | None, int] = (None, 0)
     for prompt in known:
         if prompt.beginning == beginning:
-            pairs = zip(prompt.steps, steps, strict=False)
-            shared = next((number for number, (old, new) in enumerate(pairs) if old != new), None)
-            num_steps = min(len(prompt.steps), len(steps)) if shared is None else shared
+            num_steps = num_equal(prompt.steps, steps)
             if longest[0] is None or num_steps > longest[1]:
                 longest = (prompt, num_steps)
     return longest
@@ -312,12 +300,12 @@ def _under_sampled_ids(echo: Message, answer: Message, between: Sequence[Message
         normal_call_id(str(echoed.get("id", ""))): str(call.get("id", ""))
         for echoed, call in zip(echo.get("tool_calls") or (), answer.get("tool_calls") or (), strict=False)
     }
-    shown: list[Message] = []
+    found: list[Message] = []
     for message in between:
         call_id = message.get("tool_call_id")
         sampled_id = given.get(normal_call_id(call_id)) if isinstance(call_id, str) else None
-        shown.append(message if sampled_id is None else {**message, "tool_call_id": sampled_id})
-    return shown
+        found.append(message if sampled_id is None else {**message, "tool_call_id": sampled_id})
+    return found
 
 
 def _asking(options: Mapping[str, Any], template: Any) -> Mapping[str, Any]:

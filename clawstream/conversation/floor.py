@@ -1,13 +1,14 @@
-"""Which turn of a session without a sample gets a second look, and when that is known. Pure.
+"""What folds of a session's facts share: facts read twice, lives that are over, and second looks at turns. Pure.
 
-The one rule: only the turns that preceded `TurnsSettled` on the topic count, so the same turn is chosen whatever else
-has arrived. Facts of a past life that a killed stage writes again don't count in the session's next life.
+Only the turns that preceded `TurnsSettled` on the topic count for a second look, so the same turn is chosen whatever
+else has arrived. Facts of a past life that a killed stage writes again don't count in the session's next life.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from clawstream.events.base import Event
 from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, VerdictReached, VoteCast
@@ -17,6 +18,30 @@ Hint = HintFound | HintAbsent
 Over = Mapping[str, None]  # ids of past lives' turns, and of exchanges they were settled after, the oldest first
 
 REMEMBERED_OVER = 1024  # ids; a restarted stage writes at most so many uncommitted facts again
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+_State = TypeVar("_State", bound=tuple[object, ...])
+
+
+def with_first(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
+    """Return the mapping with the entry; the same object where it has the key: of two facts the first counts."""
+    return known if key in known else with_entry(known, key, value)
+
+
+def with_entry(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
+    """Return the mapping with the entry, which replaces one of the same key."""
+    return MappingProxyType({**known, key: value})
+
+
+def only(known: Mapping[_K, _V], wanted: Callable[[_K], bool]) -> Mapping[_K, _V]:
+    """Return the entries with a wanted key."""
+    return MappingProxyType({key: value for key, value in known.items() if wanted(key)})
+
+
+def changed(before: _State, after: _State) -> _State:
+    """Return `after`; `before` where all fields are the same objects, so that nothing was learned."""
+    return before if all(map(operator.is_, before, after)) else after
 
 
 class SettledTurns(NamedTuple):
@@ -61,11 +86,6 @@ def is_over(over: Over, event: Event) -> bool:
     return False
 
 
-def gives_sample(verdict: VerdictReached, hint: Hint) -> bool:
-    """Return whether verdict or hint is something to learn from."""
-    return isinstance(hint, HintFound) or verdict.score in (-1, 1)
-
-
 def marked(marks: tuple[SettledTurns, ...], settled: TurnsSettled, num_turns: int) -> tuple[SettledTurns, ...]:
     """Return the marks with `settled` added; the same tuple where it is known."""
     if any(mark.settled == settled for mark in marks):
@@ -94,10 +114,11 @@ def second_looks(
         if any(turn.turn_id not in verdicts or turn.turn_id not in hints for turn in seen):
             return SecondLooks(due=tuple(due.values()), settled=False)
         whole = [turn.turn_id for turn in seen if not turn.interrupted]
-        if mark.start in served or any(gives_sample(verdicts[turn], hints[turn]) for turn in whole):
+        if any(isinstance(hints[turn], HintFound) or verdicts[turn].score in (-1, 1) for turn in whole):
             continue
-        best = max(whole, key=lambda turn: _said(verdicts[turn]), default=None)
-        if best is None or best in due:
+        # Most readable votes for or against it; of equals `max` keeps the earliest.
+        best = max(whole, key=lambda turn: verdicts[turn].num_positive + verdicts[turn].num_negative, default=None)
+        if best is None or best in due or mark.start in served:
             continue
         due[best] = SecondLook(turn_id=best, num_turns=mark.num_turns)
         if best not in looks:
@@ -105,8 +126,3 @@ def second_looks(
         if looks[best].score in (-1, 1):
             served.add(mark.start)
     return SecondLooks(due=tuple(due.values()), settled=True)
-
-
-def _said(verdict: VerdictReached) -> int:
-    """Return the sum of absolute readable votes; `max` keeps the earliest of equals."""
-    return verdict.num_positive + verdict.num_negative

@@ -7,16 +7,15 @@ Only messages of the conversation are compared, and of a user's message each lin
 messages of one role, drop some, and put a summary in the place of the first ones.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from itertools import chain
 
 from clawstream.conversation.messages import Message, lines_of, main_messages, parse, role_of, said_in
 from clawstream.errors import UnusableExchange
 from clawstream.events.base import TokenIds
-from clawstream.events.exchanges import ExchangeCompleted, RequestDelta
+from clawstream.events.exchanges import RequestDelta
 
-_T = TypeVar("_T")
 WHOLE_EVERY = 32  # the longest chain of parents
 
 
@@ -40,24 +39,17 @@ class Parent:
 
 def shorten(request: WholeRequest, parent: Parent | None) -> RequestDelta:
     """Return `request` without what `parent` holds; whole where there is no parent or the chain would be too long."""
-    if parent is None or parent.request.num_parents + 1 >= WHOLE_EVERY:
-        return RequestDelta(
-            parent_exchange_id=None,
-            kept_messages=0,
-            kept_tokens=0,
-            messages=request.messages,
-            token_ids=request.token_ids,
-            options=request.options,
-        )
-    kept_messages = _common(parent.request.messages, request.messages)
-    kept_tokens = _common(parent.request.token_ids, request.token_ids)
+    if parent is not None and parent.request.num_parents + 1 >= WHOLE_EVERY:
+        parent = None
+    kept_messages = 0 if parent is None else num_equal(parent.request.messages, request.messages)
+    kept_tokens = 0 if parent is None else num_equal(parent.request.token_ids, request.token_ids)
     return RequestDelta(
-        parent_exchange_id=parent.exchange_id,
+        parent_exchange_id=None if parent is None else parent.exchange_id,
         kept_messages=kept_messages,
         kept_tokens=kept_tokens,
         messages=request.messages[kept_messages:],
         token_ids=request.token_ids[kept_tokens:],
-        options=None if request.options == parent.request.options else request.options,
+        options=request.options if parent is None or request.options != parent.request.options else None,
     )
 
 
@@ -88,18 +80,6 @@ def whole(delta: RequestDelta, known: Mapping[str, WholeRequest]) -> WholeReques
     )
 
 
-def history(exchanges: Iterable[ExchangeCompleted]) -> dict[str, WholeRequest]:
-    """Return every exchange's whole request by exchange id; parents come before their children, repeats are harmless.
-
-    Raises UnusableExchange where a parent is missing.
-    """
-    known: dict[str, WholeRequest] = {}
-    for exchange in exchanges:
-        if exchange.exchange_id not in known:
-            known[exchange.exchange_id] = whole(exchange.request, known)
-    return known
-
-
 def rebuild(exchange_id: str, deltas: Mapping[str, RequestDelta]) -> WholeRequest:
     """Return one exchange's whole request from its chain of parents; `deltas` holds shortened requests by exchange id.
 
@@ -119,11 +99,8 @@ def rebuild(exchange_id: str, deltas: Mapping[str, RequestDelta]) -> WholeReques
 
 def _joined(deltas: Sequence[RequestDelta], exchange_id: str) -> WholeRequest:
     """Return the request of the first of `deltas`; each delta's parent is the next. Cut parts are not copied."""
-    root = deltas[-1]
-    if root.parent_exchange_id is not None or root.options is None or root.kept_messages or root.kept_tokens:
-        raise UnusableExchange("a request without a parent keeps nothing and has options; this one does not")
+    options = whole(deltas[-1], {}).options
     num_messages = num_tokens = 0
-    options = root.options
     for delta in reversed(deltas):
         if num_messages < delta.kept_messages or num_tokens < delta.kept_tokens:
             raise UnusableExchange(
@@ -143,23 +120,16 @@ def _joined(deltas: Sequence[RequestDelta], exchange_id: str) -> WholeRequest:
             tokens.append(delta.token_ids[: num_tokens - delta.kept_tokens])
             num_tokens = delta.kept_tokens
     return WholeRequest(
-        messages=_in_order(messages),
-        token_ids=_in_order(tokens),
+        messages=tuple(chain.from_iterable(reversed(messages))),
+        token_ids=tuple(chain.from_iterable(reversed(tokens))),
         options=options,
         num_parents=len(deltas) - 1,
     )
 
 
-def _in_order(newest_first: Sequence[tuple[_T, ...]]) -> tuple[_T, ...]:
-    """Return the parts joined, the last one first."""
-    found: list[_T] = []
-    for part in reversed(newest_first):
-        found += part
-    return tuple(found)
-
-
-def _common(left: tuple[object, ...], right: tuple[object, ...]) -> int:
-    """Return how many leading items are equal."""
+def num_equal(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return how many leading items are equal; slices are compared, since a prompt has many thousand tokens."""
+    left, right = tuple(left), tuple(right)
     shorter = min(len(left), len(right))
     if left[:shorter] == right[:shorter]:
         return shorter
@@ -204,20 +174,9 @@ def each_said(messages: Sequence[bytes], start: int) -> Iterator[Said]:
             yield Said(index, message, meaning)
 
 
-def num_equal(left: Sequence[bytes], right: Sequence[bytes]) -> int:
-    """Return how many leading messages are equal."""
-    for number, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one != other:
-            return number
-    return min(len(left), len(right))
-
-
 def num_same(left: Sequence[Said], right: Sequence[Said]) -> int:
     """Return how many leading units have the same meaning."""
-    for number, (one, other) in enumerate(zip(left, right, strict=False)):
-        if one.meaning != other.meaning:
-            return number
-    return min(len(left), len(right))
+    return num_equal([one.meaning for one in left], [one.meaning for one in right])
 
 
 def starts_with(now: Sequence[Said], before: Sequence[Said]) -> bool:

@@ -1,14 +1,11 @@
 """The messages of a request: who wrote what, which are the conversation, and their content in comparable form. Pure.
 
-An answer is recognised by its content, never by its bytes. Clients rewrite ids of tool calls, leave
-reasoning out and send text as parts.
-
+An answer is recognised by its content: clients rewrite ids of tool calls, leave reasoning out and send text as parts.
 Between two messages of a person a client asks the model for things of its own, such as a heartbeat. Those questions and
-their answers are no part of the conversation, nor are system messages and a client's blocks for one request alone.
-
-Only what the person wrote is the person's. A client's report (a helper's result, an interruption) is the environment's.
-What a client writes for the model alone (an instruction to go on, a frame around words) is the client's, and gone from
-its next history. The patterns are OpenClaw 2026.9.6's, by its source, Codex's and Claude Code's.
+their answers are no part of the conversation, nor are system messages and a client's blocks for one request alone. A
+client's report (a helper's result, an interruption) is the environment's. What a client writes for the model alone (an
+instruction to go on, a frame around words) is the client's, and gone from its next history. The patterns are OpenClaw
+2026.9.6's, by its source, Codex's and Claude Code's.
 """
 
 import json
@@ -18,7 +15,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import islice
 from typing import Any, NamedTuple
 
 from clawstream.errors import UnusableExchange
@@ -115,7 +111,7 @@ def written(text: str) -> MessagePiece | None:
     own = _TIME.sub("", _RUNTIME.sub("", text)).strip()
     said = _BLANK.sub("\n\n", _REMINDER.sub("", _QUEUED.sub("", _CONTEXT.sub("", own)))).strip()
     said = _called(said) if _COMMAND_TAG.match(said) else said
-    if is_summary_part(said) or _REPORT.match(said):
+    if _SUMMARY.match(said) or _REPORT.match(said):
         return MessagePiece(Author.ENVIRONMENT, said)
     if said and not any(known.match(said) for known in (_HOUSEKEEPING, _INSTRUCTION, _COMMAND)):
         return MessagePiece(Author.PERSON, said)
@@ -127,21 +123,6 @@ def _called(said: str) -> str:
     tags = {match[1]: match[2].strip() for match in _COMMAND_TAG.finditer(said)}
     typed = f"{tags.get('name', '')} {tags['args']}" if tags.get("args") else ""
     return f"{typed}\n{_COMMAND_TAG.sub('', said)}".strip()
-
-
-def is_summary_part(text: str) -> bool:
-    """Return whether the part is the summary of a history that its client compacted."""
-    return bool(_SUMMARY.match(text))
-
-
-def is_frame(text: str) -> bool:
-    """Return whether the part is nothing but the line that says where the client runs."""
-    return not _RUNTIME.sub("", text)
-
-
-def is_housekeeping_part(text: str) -> bool:
-    """Return whether the part is the client's own question: a heartbeat, a memory flush, a reminder."""
-    return bool(_HOUSEKEEPING.match(_TIME.sub("", text)))
 
 
 Message = Mapping[str, Any]
@@ -227,8 +208,8 @@ def parts_of(message: Message) -> tuple[str, ...]:
 
 def is_summary(message: Message) -> bool:
     """Return whether the message begins with the summary of a history that its client compacted."""
-    told = (piece for piece in written_in(message) if piece.author is not Author.CLIENT)
-    return role_of(message) == "user" and any(is_summary_part(piece.text) for piece in islice(told, 1))
+    pieces = [piece for piece in written_in(message) if piece.author is not Author.CLIENT]
+    return role_of(message) == "user" and bool(pieces) and bool(_SUMMARY.match(pieces[0].text))
 
 
 def is_housekeeping(message: Message) -> bool:
@@ -236,8 +217,8 @@ def is_housekeeping(message: Message) -> bool:
 
     OpenClaw joins messages with no answer between them; the last part then is the question.
     """
-    asked = [part for part in parts_of(message) if not is_frame(part)]
-    return role_of(message) == "user" and bool(asked) and is_housekeeping_part(asked[-1])
+    asked = [part for part in parts_of(message) if _RUNTIME.sub("", part)]
+    return role_of(message) == "user" and bool(asked) and bool(_HOUSEKEEPING.match(_TIME.sub("", asked[-1])))
 
 
 def written_in(message: Message) -> tuple[MessagePiece, ...]:
@@ -258,8 +239,7 @@ def said_in(message: Message) -> tuple[Hashable, ...]:
 
 def lines_of(message: Message) -> tuple[str, ...]:
     """Return each line of a user's message that the person wrote."""
-    lines = (line.strip() for line in _spoken(message).split("\n"))
-    return tuple(line for line in lines if line)
+    return tuple(filter(None, map(str.strip, _spoken(message).split("\n"))))
 
 
 def _spoken(message: Message) -> str:
@@ -291,17 +271,13 @@ def same_answer(answer: Message, echo: Message) -> bool:
 
 def meaning(message: Message) -> Hashable:
     """Return a value that is equal for messages which say the same in the same role."""
-    return role_of(message), _said(message), _said_for(message)
+    call_id = message.get("tool_call_id")
+    return role_of(message), _said(message), normal_call_id(call_id) if isinstance(call_id, str) else None
 
 
 def _said(message: Message) -> tuple[str, tuple[tuple[str, str], ...]]:
     text = _spoken(message) if role_of(message) == "user" else text_of(message).strip()
     return text, tuple((call.name, call.arguments) for call in tool_calls_of(message))
-
-
-def _said_for(message: Message) -> str | None:
-    call_id = message.get("tool_call_id")
-    return normal_call_id(call_id) if isinstance(call_id, str) else None
 
 
 def _tool_call(call: Mapping[str, Any]) -> ComparableCall:
@@ -316,12 +292,11 @@ def _tool_call(call: Mapping[str, Any]) -> ComparableCall:
 
 def _canonical(arguments: object) -> str:
     """Return equal text for arguments that mean the same; text that is not JSON stays as it is."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return str(arguments)
-    return json.dumps(arguments, sort_keys=True, separators=(",", ":"))
+    try:
+        value = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        return str(arguments)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def main_messages(messages: Sequence[bytes], start: int = 0) -> Iterator[tuple[int, Message]]:

@@ -31,8 +31,15 @@ from pathlib import Path
 
 from clawstream.errors import ClawstreamError, TryLater
 from clawstream.events import PolicyActivated
-from clawstream.inference.engines.behaviour import BASE_VERSION, adapter_version, cache_key, policy_version
-from clawstream.inference.engines.engine import Chunk, Engine, EngineRefused
+from clawstream.inference.engines.engine import (
+    BASE_VERSION,
+    Chunk,
+    Engine,
+    EngineRefused,
+    adapter_version,
+    cache_key,
+    policy_version,
+)
 from clawstream.inference.model_folder import too_small_for
 
 LOG = logging.getLogger(__name__)

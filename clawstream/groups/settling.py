@@ -1,6 +1,6 @@
 """The advantage of each step of a group's attempts. Pure.
 
-The one rule: a group is settled once, when its last attempt ends or the wait is over, by the records before that on its
+A group is settled once, when its last attempt ends or the wait is over, by the records before that on its
 topic. Each step is then settled or dropped; later records are late. A step's reward is the weighted sum of its scores
 and its attempt's outcome. Its advantage is how many standard deviations the reward is above the mean of all attempts at
 the same index, or the reward itself where there is no other attempt.
@@ -11,6 +11,7 @@ from math import fsum, sqrt
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clawstream.conversation.floor import with_entry
 from clawstream.events import (
     Event,
     GroupSettled,
@@ -23,6 +24,7 @@ from clawstream.events import (
     TrajectoryLate,
     TrajectoryStep,
 )
+from clawstream.stream.stage import Step
 
 SAME = 1e-6  # rewards with no larger standard deviation count as equal
 
@@ -39,14 +41,7 @@ class GroupState(NamedTuple):
     steps: frozenset[tuple[str, str | None]] = frozenset()  # turns and samples that were settled or dropped
 
 
-class SettlingResult(NamedTuple):
-    """The group after a record, and the events to write."""
-
-    group: GroupState | None
-    events: list[Event]
-
-
-def observe(group: GroupState | None, event: Event, weights: RewardWeights) -> SettlingResult:
+def observe(group: GroupState | None, event: Event, weights: RewardWeights) -> Step[GroupState, None]:
     """Return what follows from one more record of a group."""
     match event:
         case TrajectoryEnded():
@@ -54,14 +49,14 @@ def observe(group: GroupState | None, event: Event, weights: RewardWeights) -> S
             return _late(known, event) if known.settled else _ended(known, event, weights)
         case GroupWaited() if group is not None and not group.settled:
             return _settled(group, weights, complete=False)
-    return SettlingResult(group, [])
+    return Step(group)
 
 
-def wait(group: GroupState, now_ms: int, wait_s: float) -> SettlingResult:
+def wait(group: GroupState, now_ms: int, wait_s: float) -> Step[GroupState, None]:
     """Say once that unfinished attempts are no longer waited for; `now_ms` is the clock of attempts' ends."""
     if group.settled or group.waited or now_ms - group.first_at_ms < wait_s * 1000:
-        return SettlingResult(group, [])
-    return SettlingResult(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
+        return Step(group)
+    return Step(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
 
 
 def advantages_of(rewards: Collection[float]) -> list[float] | None:
@@ -88,19 +83,19 @@ def reward_of(step: TrajectoryStep, outcome: float | None, weights: RewardWeight
     return fsum(parts) if parts else None
 
 
-def _ended(group: GroupState, event: TrajectoryEnded, weights: RewardWeights) -> SettlingResult:
+def _ended(group: GroupState, event: TrajectoryEnded, weights: RewardWeights) -> Step[GroupState, None]:
     known = group.ended.get(event.trajectory_id)
     if known is not None and (known.revision, known.event_id) >= (event.revision, event.event_id):
-        return SettlingResult(group, [])
-    group = group._replace(ended=MappingProxyType({**group.ended, event.trajectory_id: event}))
+        return Step(group)
+    group = group._replace(ended=with_entry(group.ended, event.trajectory_id, event))
     sizes = [ended.group_size for ended in group.ended.values() if ended.group_size is not None]
     whole = bool(sizes) and len(group.ended) >= max(sizes)
     if not whole or any(ended.outcome is None for ended in group.ended.values()):
-        return SettlingResult(group, [])
+        return Step(group)
     return _settled(group, weights, complete=True)
 
 
-def _settled(group: GroupState, weights: RewardWeights, *, complete: bool) -> SettlingResult:
+def _settled(group: GroupState, weights: RewardWeights, *, complete: bool) -> Step[GroupState, None]:
     ended = [group.ended[name] for name in sorted(group.ended)]
     kept, dropped = _valued(ended, weights)
     settled = GroupSettled(
@@ -114,7 +109,7 @@ def _settled(group: GroupState, weights: RewardWeights, *, complete: bool) -> Se
     over = GroupState(
         group.group_id, group.first_at_ms, settled=True, heard=frozenset(settled.trajectories), steps=steps
     )
-    return SettlingResult(over, [settled])
+    return Step(over, [settled])
 
 
 def _valued(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> tuple[list[StepAdvantage], list[StepDropped]]:
@@ -144,9 +139,9 @@ def _valued(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> tuple[l
     return kept, dropped
 
 
-def _late(group: GroupState, event: TrajectoryEnded) -> SettlingResult:
+def _late(group: GroupState, event: TrajectoryEnded) -> Step[GroupState, None]:
     if event.event_id in group.heard:
-        return SettlingResult(group, [])
+        return Step(group)
     new = [step for step in event.steps if (step.turn_id, step.sample_id) not in group.steps]
     late = TrajectoryLate(
         group_id=event.group_id,
@@ -155,7 +150,7 @@ def _late(group: GroupState, event: TrajectoryEnded) -> SettlingResult:
         dropped=tuple(_dropped(step, StepDropReason.LATE) for step in new),
     )
     steps = group.steps | {(step.turn_id, step.sample_id) for step in new}
-    return SettlingResult(group._replace(heard=group.heard | {event.event_id}, steps=steps), [late])
+    return Step(group._replace(heard=group.heard | {event.event_id}, steps=steps), [late])
 
 
 def _dropped(step: TrajectoryStep, reason: StepDropReason) -> StepDropped:

@@ -1,6 +1,6 @@
 """The two folds of the groups stage: samples -> trajectories that ended, and those -> advantages.
 
-The one rule: a record, or the clock of attempts' ends (`ended_at_ms`), ends a wait. That clock stands still while this
+A record, or the clock of attempts' ends (`ended_at_ms`), ends a wait. That clock stands still while this
 stage or one before it does, so no attempt is late because a stage was down.
 """
 
@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from clawstream.events import RewardWeights, TrajectoryEnded
-from clawstream.groups.settling import GroupState, observe, wait
-from clawstream.groups.trajectories import TrajectoryState
-from clawstream.groups.trajectories import observe as observe_session
+from clawstream.groups import settling, trajectories
 from clawstream.stream import topics
-from clawstream.stream.stage import DAY_MS, Record, Stage, Step
+from clawstream.stream.stage import DAY_MS, Record, Stage
 
 READS = (topics.EXCHANGES, topics.TURNS, topics.SAMPLES, topics.FEEDBACK)
 
@@ -22,23 +20,18 @@ def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY
 
     A session is known until it was silent for `retain_ms`, and a group for a day longer, so that it is not begun again.
     """
-
-    def by_session(attempts: TrajectoryState | None, record: Record) -> Step[TrajectoryState, None]:
-        return Step(*observe_session(attempts, record.event, record.timestamp_ms))
-
-    def by_group(group: GroupState | None, record: Record) -> Step[GroupState, None]:
-        return Step(*observe(group, record.event, weights))
-
-    def tick(group: GroupState, now_ms: int) -> Step[GroupState, None]:
-        return Step(*wait(group, now_ms, wait_s))
-
     return (
-        Stage(name="trajectories", reads=READS, step=by_session, retain_ms=retain_ms),
+        Stage(
+            name="trajectories",
+            reads=READS,
+            step=lambda attempts, record: trajectories.observe(attempts, record.event, record.timestamp_ms),
+            retain_ms=retain_ms,
+        ),
         Stage(
             name="groups",
             reads=(topics.GROUPS,),
-            step=by_group,
-            tick=tick,
+            step=lambda group, record: settling.observe(group, record.event, weights),
+            tick=lambda group, now_ms: settling.wait(group, now_ms, wait_s),
             clock=_ended_at_ms,
             retain_ms=retain_ms + DAY_MS,
         ),

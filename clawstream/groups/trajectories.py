@@ -8,8 +8,9 @@ a newer revision.
 from collections.abc import Iterator, Mapping
 from math import isfinite
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from clawstream.conversation.floor import changed, with_entry, with_first
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
     NOBODY,
@@ -26,9 +27,7 @@ from clawstream.events import (
     TurnsSettled,
     TurnType,
 )
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
+from clawstream.stream.stage import Step
 
 
 class MainAnswer(NamedTuple):
@@ -75,32 +74,24 @@ class TrajectoryState(NamedTuple):
     said: Mapping[str, str] = MappingProxyType({})  # ids of the newest TrajectoryEnded, by trajectory
 
 
-class TrajectoryResult(NamedTuple):
-    """The session after a record, and the events to write."""
-
-    attempts: TrajectoryState
-    events: list[Event]
-
-
-def observe(attempts: TrajectoryState | None, event: Event, at_ms: int) -> TrajectoryResult:
+def observe(attempts: TrajectoryState | None, event: Event, at_ms: int) -> Step[TrajectoryState, None]:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
     Raises UnusableEvent for an invalid score.
     """
     before = attempts or TrajectoryState()
-    after = _learn(before, event, at_ms)
+    after = changed(before, _learn(before, event, at_ms))
     if after is before:
-        return TrajectoryResult(before, [])
+        return Step(before)
     found = [ended for ended in _ended(after, event.key) if after.said.get(ended.trajectory_id) != ended.event_id]
     said = {ended.trajectory_id: ended.event_id for ended in found}
-    return TrajectoryResult(after._replace(said=MappingProxyType({**after.said, **said})) if said else after, [*found])
+    return Step(after._replace(said=MappingProxyType({**after.said, **said})), found)
 
 
 def _learn(attempts: TrajectoryState, event: Event, at_ms: int) -> TrajectoryState:
     match event:
         case ExchangeCompleted() | ExchangeFailed():
-            exchanges = _with(attempts.exchanges, event.exchange_id, _placed(event))
-            return attempts._replace(exchanges=exchanges) if exchanges is not attempts.exchanges else attempts
+            return attempts._replace(exchanges=with_first(attempts.exchanges, event.exchange_id, _main(event)))
         case TurnPaired() if event.turn_id not in attempts.paired:
             return attempts._replace(paired=attempts.paired | {event.turn_id})
         case TurnsSettled():
@@ -115,7 +106,7 @@ def _learn(attempts: TrajectoryState, event: Event, at_ms: int) -> TrajectorySta
     return attempts
 
 
-def _placed(event: ExchangeCompleted | ExchangeFailed) -> MainAnswer | None:
+def _main(event: ExchangeCompleted | ExchangeFailed) -> MainAnswer | None:
     if isinstance(event, ExchangeFailed) or event.turn_type is TurnType.SIDE:
         return None
     return MainAnswer(
@@ -128,7 +119,7 @@ def _learn_mark(attempts: TrajectoryState, event: TurnsSettled, at_ms: int) -> T
     if known is not None and known.done >= event.done:
         return attempts
     mark = SettledExchange(event.done, at_ms if known is None else known.at_ms)
-    return attempts._replace(marks=MappingProxyType({**attempts.marks, event.after_exchange_id: mark}))
+    return attempts._replace(marks=with_entry(attempts.marks, event.after_exchange_id, mark))
 
 
 def _learn_sample(attempts: TrajectoryState, event: SampleAssembled) -> TrajectoryState:
@@ -140,7 +131,7 @@ def _learn_sample(attempts: TrajectoryState, event: SampleAssembled) -> Trajecto
     known = attempts.samples.get(event.turn_id)
     if known is not None and known[:6] >= sampled[:6]:
         return after
-    return after._replace(samples=MappingProxyType({**after.samples, event.turn_id: sampled}))
+    return after._replace(samples=with_entry(after.samples, event.turn_id, sampled))
 
 
 def _learn_outcome(attempts: TrajectoryState, turn_id: str, feedback_id: str, score: float) -> TrajectoryState:
@@ -239,7 +230,3 @@ def _step(attempts: TrajectoryState, turn_id: str, placed: MainAnswer, number: i
         person_reward=None if sampled is None else sampled.person_reward,
         heuristic_reward=None if sampled is None else sampled.heuristic_reward,
     )
-
-
-def _with(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
-    return known if key in known else MappingProxyType({**known, key: value})

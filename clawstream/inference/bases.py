@@ -1,10 +1,9 @@
 """Which model a policy begins with, known by its bytes; and the folder of a policy version.
 
 A sample is tokens and log-probs of one model, and means nothing to another. So the policy topic names the base by its
-hashes, and every part that has a base looks there before it does anything.
-
-The manifest names every file with its size and sha256; the policy topic names the manifest's sha256. So a reader of the
-log can check a version's bytes, wherever they came from.
+hashes, and every part that has a base looks there before it does anything. A version's manifest names every file with
+its size and sha256, and the policy topic names the manifest's sha256, so a reader of the log can check a version's
+bytes wherever they came from.
 """
 
 import hashlib
@@ -126,24 +125,22 @@ def refuse_other(policy_id: str, base: Base, events: Sequence[PolicyEvent]) -> N
     """Raise OtherBase where the events of a policy name another base."""
     model, tokenizer = _named(events)
     if model is not None and base.model_sha256 not in (None, model.model_sha256):
-        raise _other(policy_id, base, "model", model.model_sha256, base.model_sha256, f"on the log, of {model.path}")
+        raise _other(policy_id, base, "model", model.model_sha256, f"on the log, of {model.path}")
     if tokenizer is not None and base.tokenizer_sha256 not in (None, tokenizer.tokenizer_sha256):
-        raise _other(
-            policy_id, base, "tokenizer", tokenizer.tokenizer_sha256, base.tokenizer_sha256,
-            f"on the log, of {tokenizer.path}",
-        )  # fmt: skip
+        raise _other(policy_id, base, "tokenizer", tokenizer.tokenizer_sha256, f"on the log, of {tokenizer.path}")
 
 
 def _named(events: Sequence[PolicyEvent]) -> tuple[BaseNamed | None, BaseNamed | None]:
     """Return the first event that named the model, and the first that named the tokenizer."""
-    said = [event for event in events if isinstance(event, BaseNamed)]
+    named = [event for event in events if isinstance(event, BaseNamed)]
     return (
-        next((one for one in said if one.model_sha256 is not None), None),
-        next((one for one in said if one.tokenizer_sha256 is not None), None),
+        next((event for event in named if event.model_sha256 is not None), None),
+        next((event for event in named if event.tokenizer_sha256 is not None), None),
     )
 
 
-def _other(policy_id: str, base: Base, what: str, began: str | None, found: str | None, where: str) -> OtherBase:
+def _other(policy_id: str, base: Base, what: str, began: str | None, where: str) -> OtherBase:
+    found = base.model_sha256 if what == "model" else base.tokenizer_sha256
     return OtherBase(
         f"policy.id {policy_id} began with another base: its {what} has sha256 {(began or 'none')[:12]} ({where}), and "
         f"that in {base.path} has {(found or 'none')[:12]}. What one model said is never trained into another, so "

@@ -1,10 +1,9 @@
 """HTTP beside the gateway: how much of a peer's response is read, and from which pages requests may come.
 
-A peer decides neither how much memory its response takes, nor where else our request goes.
-
-A browser sends a page's request unasked as long as it looks like a form. So a body has to be declared as JSON, and a
-page has to come from this machine (Origin). A request by the loopback address has to name this machine (Host), since a
-page can point its own name at that address. A request that shows a key comes from no page.
+A peer decides neither how much memory its response takes, nor where else our request goes. A browser sends a page's
+request unasked as long as it looks like a form. So a body has to be declared as JSON, and a page has to come from this
+machine (Origin). A request by the loopback address has to name this machine (Host), since a page can point its own name
+at that address. A request that shows a key comes from no page.
 """
 
 import asyncio
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 from aiohttp import web
+from pydantic import SecretStr
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from clawstream.config import LOOPBACK
@@ -36,6 +36,11 @@ class RequestArguments(TypedDict):
 # A redirect would send the request elsewhere: a conversation, and the key in its headers.
 ASKING: RequestArguments = {"allow_redirects": False, "auto_decompress": False}
 PLAIN = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+def bearer(key: SecretStr | None) -> dict[str, str]:
+    """Return the headers that show a key."""
+    return {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
 
 
 class Body(NamedTuple):
@@ -176,10 +181,10 @@ def _hostname(url: str) -> str | None:
 
 def _means_an_address(name: str | None) -> bool:
     """Whether the name is an address, or a name that no page can have."""
-    if name is None or name == "localhost" or name.endswith(".localhost"):
-        return name is not None
+    if name is None:
+        return False
     try:
         ip_address(name)
     except ValueError:
-        return "." not in name
+        return "." not in name or name.endswith(".localhost")
     return True

@@ -18,13 +18,11 @@ import orjson
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import ClawstreamError, ConfigError, TryLater
-from clawstream.inference.http_borders import ASKING, PLAIN, parsed, read_body, read_error, shown
+from clawstream.inference.http_borders import ASKING, PLAIN, bearer, parsed, read_body, read_error, shown
 
 CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; servers queue what is more
 CALL_TIMEOUT_S = 60.0  # for one vote of 1,024 tokens; then it is asked for again until DEADLINE_S
-DEADLINE_S = (
-    600.0  # after which a vote that did not arrive is recorded as failed; a server that restarts is back by then
-)
+DEADLINE_S = 600.0  # then a vote that did not arrive is recorded as failed; a server that restarts is back sooner
 TEMPERATURE = 0.6  # votes of one case differ, and few are unreadable
 _CONNECT_S = 10.0
 _LONGEST_WAIT_S = 3600.0  # that a judge may ask for
@@ -48,8 +46,8 @@ class JudgeReply:
     """
 
     text: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     unusable: str | None = None
 
 
@@ -76,12 +74,10 @@ class JudgeClient:
             raise ConfigError(
                 "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
             )
-        key = settings.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
         timeout = aiohttp.ClientTimeout(total=call_timeout_s, sock_connect=_CONNECT_S)
         connector = aiohttp.TCPConnector(limit=CALLS_AT_ONCE, keepalive_timeout=60.0)
         async with aiohttp.ClientSession(
-            connector=connector, headers=headers, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+            connector=connector, headers=bearer(settings.api_key), timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
         ) as session:
             yield cls(session, settings, settings.url, call_timeout_s)
 
@@ -105,17 +101,14 @@ class JudgeClient:
             raise TryLater(f"judge {self.name}: no reply ({shown(repr(error))}); it is asked again") from error
         if wrong is None:
             return _reply(content)
-        begins = content.decode(errors="replace")[:_KEPT_CHARACTERS]
         return JudgeReply(
-            text=begins,
-            prompt_tokens=None,
-            completion_tokens=None,
+            text=content.decode(errors="replace")[:_KEPT_CHARACTERS],
             unusable=f"judge {self.name}: its reply is not read, {wrong}; its beginning is kept",
         )
 
 
 def judge_name(model: str, url: str) -> str:
-    """Return how votes name a judge: its model and where it is, without what may be secret in an address."""
+    """Return how the log names a judge or a teacher: its model and host, without what may be secret in an address."""
     parts = urlsplit(url)
     return f"{model}@{parts.hostname}" + (f":{parts.port}" if parts.port is not None else "")
 
@@ -147,7 +140,7 @@ def _reply(raw: bytes) -> JudgeReply:
     try:
         text = body["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
-        return JudgeReply(text=raw.decode(errors="replace"), prompt_tokens=None, completion_tokens=None)
+        return JudgeReply(text=raw.decode(errors="replace"))
     usage = body.get("usage")
     counts: Mapping[str, Any] = usage if isinstance(usage, dict) else {}
     return JudgeReply(
@@ -161,12 +154,11 @@ def _count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
-TRIAL_S = 10.0
 _MOST_TRIAL_BYTES = 2**18
 _SHOWN_CHARACTERS = 200
 
 
-async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = TRIAL_S) -> str | None:
+async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = 10.0) -> str | None:
     """Return in words why the judge at `url` gives no vote, and what to do; None: it does."""
     body = {
         "model": settings.model,
@@ -174,17 +166,14 @@ async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = T
         "temperature": TEMPERATURE,
         "max_tokens": 16,
     }
-    headers = {"Content-Type": "application/json"}
-    if settings.api_key is not None:
-        headers["Authorization"] = f"Bearer {settings.api_key.get_secret_value()}"
     where = f"{url.rstrip('/')}/chat/completions"
     try:
         async with (
             asyncio.timeout(within_s),
-            aiohttp.ClientSession() as session,
-            session.post(where, data=orjson.dumps(body), headers=headers, allow_redirects=False) as response,
+            aiohttp.ClientSession(headers=bearer(settings.api_key)) as session,
+            session.post(where, data=orjson.dumps(body), headers=PLAIN, **ASKING) as response,
         ):
-            raw = await _beginning(response)
+            raw = (await read_body(response, most_bytes=_MOST_TRIAL_BYTES)).content
     except TimeoutError:
         return f"{where} gave no answer within {within_s:g} s. Is the model still loading?"
     except (aiohttp.ClientError, ConnectionError) as error:
@@ -194,14 +183,6 @@ async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = T
     if not _is_completion(raw):
         return f"what {where} answers is no chat completion{_said(raw)}. Is judge.url the address that ends in /v1?"
     return None
-
-
-async def _beginning(response: aiohttp.ClientResponse) -> bytes:
-    """Return the body as far as it is read, which is more than any reply to so small a request has."""
-    raw = b""
-    while len(raw) < _MOST_TRIAL_BYTES and (piece := await response.content.readany()):
-        raw += piece
-    return raw[:_MOST_TRIAL_BYTES]
 
 
 def _advice(settings: JudgeSettings, status: int) -> str:
@@ -218,8 +199,8 @@ def _said(raw: bytes) -> str:
 
 
 def _is_completion(raw: bytes) -> bool:
+    body: Any = parsed(raw)
     try:
-        message: Any = orjson.loads(raw)["choices"][0]["message"]
-    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+        return isinstance(body["choices"][0]["message"], dict)
+    except (KeyError, IndexError, TypeError):
         return False
-    return isinstance(message, dict)

@@ -1,9 +1,7 @@
 """What a model's folder says of the model, without loading it; and whether its tokenizer fits it.
 
 A folder that can't be seen from here is no error: an engine may run on another machine, or name its model by a hub's
-id.
-
-A model may have more embeddings than its tokenizer has tokens; many are padded.
+id. A model may have more embeddings than its tokenizer has tokens; many are padded.
 """
 
 import json
@@ -82,8 +80,8 @@ def largest_token_id(folder: Path, added: Iterable[int]) -> int:
 
     Without a tokenizer.json only `added` are known.
     """
-    file = folder / "tokenizer.json"
-    known = Tokenizer.from_file(str(file)).get_vocab(with_added_tokens=True).values() if file.is_file() else ()
+    tokenizer = vocabulary(folder)
+    known = () if tokenizer is None else tokenizer.get_vocab(with_added_tokens=True).values()
     return max((*known, *added), default=-1)
 
 

@@ -1,9 +1,9 @@
 """Has two engines score one answer: the teacher, who sees the hint, and the policy, who does not.
 
 The one rule: both numbers of a token are engines' scores of input tokens at temperature 1, and the policy's weights
-keep one known version throughout the call; else there are no scores. A teacher's score is never compared with the
-trainer's numbers: their kernels and precision differ by as much as a hint may say of a token. The policy's version may
-be newer than the one that sampled the answer, never older: the gap is what the policy has yet to learn.
+keep one known version throughout the call. A teacher's score is never compared with the trainer's numbers: their
+kernels and precision differ by as much as a hint changes a token's log-prob. The policy's version may be newer than the
+one that sampled the answer, never older: the gap is what the policy has yet to learn.
 """
 
 import asyncio
@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Protocol
 
 from clawstream.config import Settings
+from clawstream.conversation.history import num_equal
 from clawstream.errors import ConfigError, NotYet, TryLater
-from clawstream.inference.engines.behaviour import cache_key, served
-from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores, ServerInfo
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
-from clawstream.inference.judge_client import judge_name
-from clawstream.inference.model_folder import (
-    difference,
-    largest_token_id,
-    spread,
-    too_small_for,
-    vocabulary,
+from clawstream.inference.engines.engine import (
+    EngineRefused,
+    ScoreRequest,
+    Scores,
+    ServerInfo,
+    VersionedEngine,
+    cache_key,
+    served,
 )
+from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.model_folder import difference, largest_token_id, spread, too_small_for, vocabulary
 
 log = logging.getLogger(__name__)
 
@@ -36,17 +37,13 @@ DEADLINE_S = 600.0  # a hint that was not scored by then is not learned from
 _TRIED_EVERY_S = 5.0
 
 
-class ScoringEngine(Protocol):
+class ScoringEngine(VersionedEngine, Protocol):
     """The methods of an engine that are used here."""
 
-    @property
-    def url(self) -> str: ...
     async def score(
         self, input_ids: Sequence[int], start: int, *, extra_key: str | None = None, lora_name: str | None = None
     ) -> tuple[float, ...]: ...
     async def server_info(self) -> ServerInfo: ...
-    async def weight_version(self) -> str | None: ...
-    async def lora_adapters(self) -> tuple[str, ...]: ...
     async def token_ids(self, text: str) -> tuple[int, ...] | None: ...
 
 
@@ -57,25 +54,24 @@ class TeacherClient:
         self._teacher = teacher
         self._students = itertools.cycle(students)
         self._policy_id = policy_id
-        self._strange: str | None = None
+        self._unchecked: str | None = None  # why the teacher's vocabulary is not known to be the policy's
 
     async def known(self, check: Callable[[], Awaitable[None]]) -> None:
         """Score nothing until `check` has returned; it is called again as long as it raises TryLater."""
-        self._strange = "its vocabulary is not checked yet"
-        while self._strange is not None:
+        self._unchecked = "its vocabulary is not checked yet"
+        while self._unchecked is not None:
             try:
                 await check()
+                self._unchecked = None
             except TryLater as error:
-                self._strange = f"its vocabulary can't be checked, {error}"
-                log.warning("teacher=%s state=waited_for reason=%s", self._teacher.url, self._strange)
+                self._unchecked = f"its vocabulary can't be checked, {error}"
+                log.warning("teacher=%s state=waited_for reason=%s", self._teacher.url, self._unchecked)
                 await asyncio.sleep(_TRIED_EVERY_S)
-            else:
-                self._strange = None
 
     async def score(self, wanted: ScoreRequest) -> Scores:
         """Return both scores. Raises TryLater if one is missing, EngineRefused if an engine never will score it."""
-        if self._strange is not None:
-            raise NotYet(f"teacher {self._teacher.url} is not asked: {self._strange}")
+        if self._unchecked is not None:
+            raise NotYet(f"teacher {self._teacher.url} is not asked: {self._unchecked}")
         version, student = await self._student_score(next(self._students), wanted)
         asked = (*wanted.hinted_ids, *wanted.response_ids)
         return Scores(await self._teacher.score(asked, len(wanted.hinted_ids)), student, version)
@@ -93,26 +89,20 @@ class TeacherClient:
             )
         asked, start = (*wanted.prompt_ids, *wanted.response_ids), len(wanted.prompt_ids)
         key = cache_key(self._policy_id, before.weights)
-        refusal: EngineRefused | None = None
-        found: tuple[float, ...] = ()
+        found: tuple[float, ...] | EngineRefused
         try:
             found = await engine.score(asked, start, extra_key=key, lora_name=before.adapter)
         except EngineRefused as error:
-            refusal = error
+            found = error
         after = await served(engine, self._policy_id)
         if after != before:
             raise NotYet(
                 f"engine {engine.url} went from version {before.version} of {self._policy_id} to {after.version} while "
                 "it scored, so nobody knows whose score it is; it is asked again"
             )
-        if refusal is not None:
-            raise refusal
+        if isinstance(found, EngineRefused):
+            raise found
         return before.version, found
-
-
-def teacher_name(model: str, url: str) -> str:
-    """Return how samples name the engine that is the teacher."""
-    return judge_name(model, url)
 
 
 @asynccontextmanager
@@ -162,12 +152,10 @@ async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_
                     teacher.url, theirs,
                 )  # fmt: skip
         elif found != expected:
-            place = next((n for n, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
-            wrong = (
-                f"of {len(expected)} tokens of the policy's it makes {len(found)}"
-                if place is None
-                else f"it gives {found[place]} for token {place} of a text where the policy has {expected[place]}"
-            )
+            at = num_equal(found, expected)
+            wrong = f"of {len(expected)} tokens of the policy's it makes {len(found)}"
+            if at < min(len(found), len(expected)):
+                wrong = f"it gives {found[at]} for token {at} of a text where the policy has {expected[at]}"
     if wrong is not None:
         raise ConfigError(
             f"teacher {teacher.url} has another vocabulary than the policy in {policy}: {wrong}. Its scores would "

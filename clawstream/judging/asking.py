@@ -1,21 +1,29 @@
 """Which questions are asked about each turn of a session, and when the votes are concluded. Pure.
 
-Of two facts with one identity the first counts, so reading a record again changes nothing.
-
-A step is taken by the record that completes its facts, in whatever order they arrive. So after a restart
-the same record takes an interrupted step again, and rebuilding a session skips none. A ballot needs a turn and the
-request that shows it; a verdict needs its votes; the floor needs the verdicts and hints that were read back, and the
-mark that the turns are settled.
+Of two facts with one identity the first counts, so reading a record again changes nothing. A step is taken by the
+record that completes its facts, in whatever order they arrive. A ballot needs a turn and the request that shows it; a
+verdict needs its votes; the floor needs the verdicts and hints read back, and the mark that the turns are settled.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from clawstream.conversation.floor import Over, SecondLooks, SettledTurns, buried, is_over, marked, second_looks
-from clawstream.conversation.history import reaction, rebuild
-from clawstream.conversation.messages import Message, answer_before, parse
+from clawstream.conversation.floor import (
+    Over,
+    SecondLooks,
+    SettledTurns,
+    buried,
+    changed,
+    is_over,
+    marked,
+    only,
+    second_looks,
+    with_first,
+)
+from clawstream.conversation.history import rebuild
+from clawstream.conversation.messages import parse
 from clawstream.events import (
     Event,
     ExchangeCompleted,
@@ -30,77 +38,60 @@ from clawstream.events import (
     VoteCast,
     derived_id,
 )
-from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.judging.votes import conclusions
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
-class VoteKey(NamedTuple):
-    """The key of the votes on one question about one turn."""
-
-    turn_id: str
-    question: Question
-    revision: int
+from clawstream.judging.prompts import Prompt, case_of, floor_prompt, hint_prompt, score_prompt
+from clawstream.judging.votes import Cast, VoteKey, VotingRules, count
+from clawstream.stream.stage import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JudgingState:
+class Judging:
+    """Who is asked about turns, and how often."""
+
+    judge: str
+    prompt_version: str
+    rules: VotingRules
+
+
+class JudgingState(NamedTuple):
     """What judging knows of a session; of two facts with one identity the first counts."""
 
-    requests: Mapping[str, RequestDelta] = field(default_factory=lambda: MappingProxyType({}))  # without tokens
-    parts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))  # of interrupted answers
-    turns: Mapping[str, TurnPaired] = field(default_factory=lambda: MappingProxyType({}))  # in topic order
+    requests: Mapping[str, RequestDelta] = MappingProxyType({})  # without tokens
+    parts: Mapping[str, bytes] = MappingProxyType({})  # of interrupted answers
+    turns: Mapping[str, TurnPaired] = MappingProxyType({})  # in topic order
     asked: frozenset[tuple[str, int]] = frozenset()  # turn and revision
-    votes: Mapping[VoteKey, Mapping[int, VoteCast]] = field(default_factory=lambda: MappingProxyType({}))  # by ballot
-    verdicts: Mapping[tuple[str, int], VerdictReached] = field(default_factory=lambda: MappingProxyType({}))
-    hints: Mapping[tuple[str, int], HintFound | HintAbsent] = field(default_factory=lambda: MappingProxyType({}))
+    votes: Cast = MappingProxyType({})
+    verdicts: Mapping[tuple[str, int], VerdictReached] = MappingProxyType({})
+    hints: Mapping[tuple[str, int], HintFound | HintAbsent] = MappingProxyType({})
     marks: tuple[SettledTurns, ...] = ()
-    over: Over = field(default_factory=lambda: MappingProxyType({}))
+    over: Over = MappingProxyType({})
 
 
-def learn(session: JudgingState, event: Event, *, judge: str, prompt_version: str) -> JudgingState:
+def learn(session: JudgingState, event: Event, judging: Judging) -> JudgingState:
     """Return the session with the fact in it; the same object where it is known already or of another judge."""
     if is_over(session.over, event):
         return session
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             delta = replace(event.request, kept_tokens=0, token_ids=())
-            requests = _with(session.requests, event.exchange_id, delta)
-            if requests is session.requests:
-                return session
-            part = event.message if isinstance(event, ExchangeFailed) else None
-            parts = session.parts if part is None else _with(session.parts, event.exchange_id, part)
-            return replace(session, requests=requests, parts=parts)
+            after = session._replace(requests=with_first(session.requests, event.exchange_id, delta))
+            if isinstance(event, ExchangeFailed) and event.message is not None:
+                after = after._replace(parts=with_first(session.parts, event.exchange_id, event.message))
         case TurnPaired():
-            turns = _with(session.turns, event.turn_id, event)
-            return session if turns is session.turns else replace(session, turns=turns)
+            after = session._replace(turns=with_first(session.turns, event.turn_id, event))
         case TurnsSettled():
-            marks = marked(session.marks, event, len(session.turns))
-            return session if marks is session.marks else replace(session, marks=marks)
-        case VoteCast() | VerdictReached() | HintFound() | HintAbsent():
-            ours = (event.judge, event.prompt_version) == (judge, prompt_version)
-            return _learn_judged(session, event) if ours else session
-    return session
+            after = session._replace(marks=marked(session.marks, event, len(session.turns)))
+        case VerdictReached() if _is_by(judging, event):
+            key = (event.turn_id, event.revision)
+            after = session._replace(verdicts=with_first(session.verdicts, key, event))
+        case HintFound() | HintAbsent() if _is_by(judging, event):
+            after = session._replace(hints=with_first(session.hints, (event.turn_id, event.revision), event))
+        case _:
+            after = session
+    return changed(session, after)
 
 
-def _learn_judged(session: JudgingState, event: VoteCast | VerdictReached | HintFound | HintAbsent) -> JudgingState:
-    if isinstance(event, VoteCast):
-        box = VoteKey(event.turn_id, event.question, event.revision)
-        cast = session.votes.get(box, {})
-        votes = _with(cast, event.ballot, event)
-        return session if votes is cast else replace(session, votes=MappingProxyType({**session.votes, box: votes}))
-    key = (event.turn_id, event.revision)
-    if isinstance(event, VerdictReached):
-        verdicts = _with(session.verdicts, key, event)
-        return session if verdicts is session.verdicts else replace(session, verdicts=verdicts)
-    hints = _with(session.hints, key, event)
-    return session if hints is session.hints else replace(session, hints=hints)
-
-
-def _with(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
-    return known if key in known else MappingProxyType({**known, key: value})
+def _is_by(judging: Judging, event: VoteCast | VerdictReached | HintFound | HintAbsent) -> bool:
+    return (event.judge, event.prompt_version) == (judging.judge, judging.prompt_version)
 
 
 FIRST_LOOK = 0
@@ -112,23 +103,10 @@ class Ballot:
     """One question to one judge about one turn."""
 
     session_id: str
-    turn_id: str
-    question: Question
-    revision: int
+    key: VoteKey
     number: int
     prompt: Prompt
     seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judging:
-    """How turns are judged: who is asked, how often, and how many must be readable."""
-
-    judge: str
-    prompt_version: str
-    num_votes: int
-    quorum: int
-    hint_quorum: int
 
 
 class _TurnToAsk(NamedTuple):
@@ -139,30 +117,19 @@ class _TurnToAsk(NamedTuple):
     in_view_of: TurnPaired
 
 
-class JudgingResult(NamedTuple):
-    """The session after a record, and what to write and to ask."""
-
-    session: JudgingState | None
-    events: list[Event]
-    ballots: list[Ballot]
-
-
-def observe(session: JudgingState | None, event: Event, judging: Judging) -> JudgingResult:
+def observe(session: JudgingState | None, event: Event, judging: Judging) -> Step[JudgingState, Ballot]:
     """Return what follows from one more record of a session, of any topic that judging reads."""
     before = session if session is not None else JudgingState()
-    after = learn(before, event, judge=judging.judge, prompt_version=judging.prompt_version)
+    if isinstance(event, VoteCast):  # no look depends on a vote
+        if is_over(before.over, event) or not _is_by(judging, event):
+            return Step(session)
+        votes, events = count(before.votes, event, judging.rules)
+        return Step(session) if votes is before.votes else Step(_rest(before._replace(votes=votes)), events)
+    after = learn(before, event, judging)
     if after is before:
-        return JudgingResult(session, [], [])
-    events: list[Event] = []
-    if isinstance(event, VoteCast):
-        cast = after.votes[VoteKey(event.turn_id, event.question, event.revision)]
-        events = conclusions(
-            cast, event, num_votes=judging.num_votes, quorum=judging.quorum, hint_quorum=judging.hint_quorum
-        )
-    ballots: list[Ballot] = []
-    if not isinstance(event, VoteCast):  # no look depends on a vote
-        after, ballots = _ask(after, judging)
-    return JudgingResult(_rest(after), events, ballots)
+        return Step(session)
+    after, ballots = _ask(after, judging)
+    return Step(_rest(after), calls=ballots)
 
 
 def _ask(session: JudgingState, judging: Judging) -> tuple[JudgingState, list[Ballot]]:
@@ -174,7 +141,7 @@ def _ask(session: JudgingState, judging: Judging) -> tuple[JudgingState, list[Ba
             needed.append(look.turn.turn_id)
         if (look.turn.turn_id, look.revision) in session.asked or any(id_ not in session.requests for id_ in needed):
             continue
-        session = replace(session, asked=session.asked | {(look.turn.turn_id, look.revision)})
+        session = session._replace(asked=session.asked | {(look.turn.turn_id, look.revision)})
         ballots += _ballots(session, look, judging)
     return session, ballots
 
@@ -198,59 +165,27 @@ def _second_looks(session: JudgingState) -> SecondLooks:
 
 def _ballots(session: JudgingState, look: _TurnToAsk, judging: Judging) -> Iterable[Ballot]:
     """Return the ballots of `look` that have no vote yet."""
-    turn_id = look.turn.turn_id
     for question, prompt in _questions(session, look):
-        cast = session.votes.get(VoteKey(turn_id, question, look.revision), {})
-        for number in range(judging.num_votes):
+        key = VoteKey(judging.judge, judging.prompt_version, look.turn.turn_id, question, look.revision)
+        cast = session.votes.get(key, {})
+        for number in range(judging.rules.num_votes):
             if number not in cast:
-                yield Ballot(
-                    session_id=look.turn.session_id,
-                    turn_id=turn_id,
-                    question=question,
-                    revision=look.revision,
-                    number=number,
-                    prompt=prompt,
-                    seed=_seed(turn_id, question, look.revision, number),
-                )
+                seed = int(derived_id("seed", key.turn_id, question.value, key.revision, number)[:7], 16)
+                yield Ballot(session_id=look.turn.session_id, key=key, number=number, prompt=prompt, seed=seed)
 
 
 def _questions(session: JudgingState, look: _TurnToAsk) -> list[tuple[Question, Prompt]]:
-    case = _case(session, look.turn)
-    if look.revision == FIRST_LOOK:
-        return [
-            (Question.SCORE, score_prompt(case)),
-            (Question.HINT, hint_prompt(case)),
-        ]
-    whole = _messages(session, look.in_view_of.next_exchange_id)
-    return [(Question.SCORE, floor_prompt(case, whole))]
-
-
-def _messages(session: JudgingState, exchange_id: str) -> tuple[Message, ...]:
-    return tuple(parse(raw) for raw in rebuild(exchange_id, session.requests).messages)
-
-
-def _case(session: JudgingState, turn: TurnPaired) -> Case:
-    """Return the turn as `next_exchange_id`'s request shows it: what came before the echo, the echo, what followed.
-
-    That request may leave an interrupted answer out; the case then has the part that the client got.
-    """
-    raw = rebuild(turn.next_exchange_id, session.requests).messages
-    messages = tuple(map(parse, raw))
+    turn = look.turn
+    history = rebuild(turn.next_exchange_id, session.requests).messages
     if turn.interrupted:
         asked = rebuild(turn.turn_id, session.requests).messages
-        return Case(
-            request=tuple(map(parse, asked)),
-            answer=parse(session.parts[turn.turn_id]),
-            next_state=reaction(asked, raw, turn.next_state),
-            interrupted=True,
-        )
-    followed = tuple(messages[index] for index in turn.next_state)
-    echo = answer_before(raw, turn.next_state[0])
-    return Case(request=messages[:echo], answer=messages[echo], next_state=followed)
-
-
-def _seed(turn_id: str, question: Question, revision: int, number: int) -> int:
-    return int(derived_id("seed", turn_id, question.value, revision, number)[:7], 16)
+        case = case_of(history, turn.next_state, asked, session.parts[turn.turn_id])
+    else:
+        case = case_of(history, turn.next_state)
+    if look.revision == FIRST_LOOK:
+        return [(Question.SCORE, score_prompt(case)), (Question.HINT, hint_prompt(case))]
+    whole = rebuild(look.in_view_of.next_exchange_id, session.requests).messages
+    return [(Question.SCORE, floor_prompt(case, tuple(map(parse, whole))))]
 
 
 def _rest(session: JudgingState) -> JudgingState:
@@ -261,16 +196,16 @@ def _rest(session: JudgingState) -> JudgingState:
     end = newest.settled.after_exchange_id
     if end not in session.requests or not _second_looks(session).settled or not _all_judged(session):
         return session
-    order = list(session.requests)
+    ids = list(session.requests)
+    later = set(ids[ids.index(end) + 1 :])
+    turns = session.turns
     return JudgingState(
-        requests=MappingProxyType({id_: session.requests[id_] for id_ in order[order.index(end) + 1 :]}),
-        parts=MappingProxyType(
-            {id_: part for id_, part in session.parts.items() if id_ in order[order.index(end) + 1 :]}
-        ),
-        votes=MappingProxyType({box: cast for box, cast in session.votes.items() if box.turn_id not in session.turns}),
-        verdicts=MappingProxyType({key: said for key, said in session.verdicts.items() if key[0] not in session.turns}),
-        hints=MappingProxyType({key: said for key, said in session.hints.items() if key[0] not in session.turns}),
-        over=buried(session.over, session.marks, session.turns),
+        requests=only(session.requests, later.__contains__),
+        parts=only(session.parts, later.__contains__),
+        votes=only(session.votes, lambda box: box.turn_id not in turns),
+        verdicts=only(session.verdicts, lambda key: key[0] not in turns),
+        hints=only(session.hints, lambda key: key[0] not in turns),
+        over=buried(session.over, session.marks, turns),
     )
 
 

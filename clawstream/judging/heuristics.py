@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.conversation.history import reaction, rebuild
-from clawstream.conversation.messages import ComparableCall, Message, answer_before, parse, tool_calls_of
+from clawstream.conversation.floor import only, with_entry
+from clawstream.conversation.history import rebuild
+from clawstream.conversation.messages import ComparableCall, Message, tool_calls_of
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
     Event,
@@ -24,6 +25,8 @@ from clawstream.events import (
     TurnsSettled,
     derived_id,
 )
+from clawstream.judging.prompts import case_of
+from clawstream.stream.stage import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,35 +72,23 @@ class DueTurn(NamedTuple):
     part: bytes | None = None  # the part of it that the client got
 
 
-class HeuristicsResult(NamedTuple):
-    """The session after a record, and which turns it completes."""
-
-    session: Watched | None
-    due: list[DueTurn]
-
-
-def observe(session: Watched | None, event: Event) -> HeuristicsResult:
+def observe(session: Watched | None, event: Event) -> Step[Watched, DueTurn]:
     """Return what one more record completes. Raises UnusableExchange for a request that can't be rebuilt."""
     known = session or Watched()
     match event:
         case ExchangeCompleted() | ExchangeFailed():
             part = event.message if isinstance(event, ExchangeFailed) else None
             shown = Shown(replace(event.request, kept_tokens=0, token_ids=()), event.received_at_ms, part)
-            known = known._replace(requests=MappingProxyType({**known.requests, event.exchange_id: shown}))
+            known = known._replace(requests=with_entry(known.requests, event.exchange_id, shown))
         case TurnPaired():
-            known = known._replace(waiting=MappingProxyType({**known.waiting, event.turn_id: event}))
-        case TurnsSettled() if event.done and not known.waiting and event.after_exchange_id == _newest(known):
-            return HeuristicsResult(None, [])  # the next record begins a session that refers to nothing before it
+            known = known._replace(waiting=with_entry(known.waiting, event.turn_id, event))
+        case TurnsSettled() if event.done and not known.waiting and event.after_exchange_id in [*known.requests][-1:]:
+            return Step(None)  # the next record begins a session that refers to nothing before it
         case _:
-            return HeuristicsResult(session, [])
-    complete = [turn for turn in known.waiting.values() if _is_known(turn, known.requests)]
-    left = {turn_id: turn for turn_id, turn in known.waiting.items() if turn not in complete}
-    due = [_due(turn, known.requests) for turn in complete]
-    return HeuristicsResult(known._replace(waiting=MappingProxyType(left)), due)
-
-
-def _newest(session: Watched) -> str | None:
-    return next(reversed(list(session.requests)), None)
+            return Step(session)
+    complete = {id_: turn for id_, turn in known.waiting.items() if _is_known(turn, known.requests)}
+    due = [_due(turn, known.requests) for turn in complete.values()]
+    return Step(known._replace(waiting=only(known.waiting, lambda id_: id_ not in complete)), calls=due)
 
 
 def _due(turn: TurnPaired, requests: Mapping[str, Shown]) -> DueTurn:
@@ -131,24 +122,15 @@ def feedback(due: DueTurn, heuristic: Heuristic) -> FeedbackGiven | None:
 
 
 def _turn(due: DueTurn) -> FinishedTurn:
-    def own(raw: tuple[bytes, ...]) -> tuple[Message, ...]:
-        return copy.deepcopy(tuple(map(parse, raw)))  # what `parse` returns is shared
-
-    messages = own(due.messages)
-    followed = tuple(messages[index] for index in due.paired.next_state)
-    if due.part is not None:
-        [answer], asked = own((due.part,)), own(due.asked)
-        followed = copy.deepcopy(reaction(due.asked, due.messages, due.paired.next_state))
-    else:
-        echo = answer_before(due.messages, due.paired.next_state[0])
-        answer, asked = messages[echo], messages[:echo]
-    return FinishedTurn(
-        messages=asked,
-        answer=answer,
-        tool_calls=tool_calls_of(answer),
-        next_state=followed,
-        interrupted=due.part is not None,
+    case = case_of(due.messages, due.paired.next_state, due.asked, due.part)
+    turn = FinishedTurn(
+        messages=case.request,
+        answer=case.answer,
+        tool_calls=tool_calls_of(case.answer),
+        next_state=case.next_state,
+        interrupted=case.interrupted,
     )
+    return copy.deepcopy(turn)  # what `parse` returns is shared
 
 
 def _score(heuristic: Heuristic, turn_id: str, turn: FinishedTurn) -> float | None:

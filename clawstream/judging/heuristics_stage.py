@@ -50,22 +50,20 @@ def heuristics_stage(
     not score all of it. Where the function breaks on a turn, the record that completed the turn is set aside.
     """
 
-    def step(session: Watched | None, record: Record) -> Step[Watched, DueTurn]:
-        known, due = observe(session, record.event)
-        return Step(known, calls=due)
-
     async def perform(due: DueTurn) -> Sequence[Event]:
         given = feedback(due, heuristic) if now_ms() - due.at_ms <= heard_ms else None
         return [] if given is None else [given]
 
-    return Stage(name="heuristics", reads=READS, step=step, perform=perform)
+    return Stage(
+        name="heuristics", reads=READS, step=lambda session, record: observe(session, record.event), perform=perform
+    )
 
 
 def scored_again(heuristic: Heuristic) -> Stage[Watched, None]:
     """Return the stage as a replay hosts it: every turn is scored, however old."""
 
     def step(session: Watched | None, record: Record) -> Step[Watched, None]:
-        known, due = observe(session, record.event)
+        known, _, due = observe(session, record.event)
         return Step(known, [given for one in due if (given := feedback(one, heuristic)) is not None])
 
     return Stage(name="heuristics", reads=READS, step=step)

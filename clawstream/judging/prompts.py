@@ -8,7 +8,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawstream.conversation.messages import Author, Message, is_ephemeral, role_of, text_of, tool_calls_of, written_in
+from clawstream.conversation.history import reaction
+from clawstream.conversation.messages import (
+    Author,
+    Message,
+    answer_before,
+    is_ephemeral,
+    parse,
+    role_of,
+    text_of,
+    tool_calls_of,
+    written_in,
+)
 
 PROMPT_VERSION = "2026-11-c"
 SECTION_TOKENS = 2000  # of request, answer and next state each: a judge of a context of 8,192 tokens has room
@@ -39,6 +50,21 @@ class Case:
     answer: Message
     next_state: tuple[Message, ...]
     interrupted: bool = False  # the answer is what the client got of it
+
+
+def case_of(
+    history: Sequence[bytes], next_state: Sequence[int], asked: Sequence[bytes] = (), part: bytes | None = None
+) -> Case:
+    """Return the turn as the `history` of a later request shows it, in which `next_state` are the indices behind it.
+
+    That request may leave an interrupted answer out: the case has the `part` that the client got, and what was `asked`.
+    """
+    if part is not None:
+        followed = reaction(asked, history, next_state)
+        return Case(request=tuple(map(parse, asked)), answer=parse(part), next_state=followed, interrupted=True)
+    messages, echo = tuple(map(parse, history)), answer_before(history, next_state[0])
+    followed = tuple(messages[index] for index in next_state)
+    return Case(request=messages[:echo], answer=messages[echo], next_state=followed)
 
 
 _EVIDENCE = """\

@@ -6,21 +6,16 @@ is asked for again until the deadline, and only then recorded as failed.
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
 from clawstream.events import Event, VoteCast, VoteStatus
-from clawstream.inference.judge_client import (
-    CALL_TIMEOUT_S,
-    CALLS_AT_ONCE,
-    DEADLINE_S,
-    JudgeRefused,
-    JudgeReply,
-)
+from clawstream.inference.judge_client import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S, JudgeRefused, JudgeReply
 from clawstream.judging.asking import Ballot, Judging, JudgingState, observe
 from clawstream.judging.prompts import PROMPT_VERSION
-from clawstream.judging.votes import Cast, count, read
+from clawstream.judging.votes import Cast, VotingRules, count, read
 from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 
@@ -47,22 +42,12 @@ def judging_stage(
 
     `heard` is told after each request why no reply came; None: one came.
     """
-    judging = Judging(
-        judge=judge.name,
-        prompt_version=PROMPT_VERSION,
-        num_votes=settings.votes,
-        quorum=settings.needed,
-        hint_quorum=settings.needed_for_a_hint,
-    )
+    judging = Judging(judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings))
     caller = _JudgeCaller(judge, now_ms, heard)
-
-    def step(session: JudgingState | None, record: Record) -> Step[JudgingState, Ballot]:
-        return Step(*observe(session, record.event, judging))
-
     return Stage(
         name="judging",
         reads=READS,
-        step=step,
+        step=lambda session, record: observe(session, record.event, judging),
         perform=caller.cast,
         give_up=caller.give_up,
         calls_at_once=CALLS_AT_ONCE,
@@ -76,87 +61,70 @@ def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast,
 
     Each judge's votes are counted apart. It reads the other topics so that votes are kept as long as they are live.
     """
+    rules = _rules(settings)
 
     def step(cast: Cast | None, record: Record) -> Step[Cast, None]:
         vote = record.event
         if not isinstance(vote, VoteCast) or only not in (None, vote.judge):
             return Step(cast)
-        counted = count(
-            cast or {}, vote, num_votes=settings.votes, quorum=settings.needed,
-            hint_quorum=settings.needed_for_a_hint,
-        )  # fmt: skip
-        return Step(counted.cast, counted.events)
+        return Step(*count(cast or {}, vote, rules))
 
     return Stage(name="judging", reads=READS, step=step)
 
 
+def _rules(settings: JudgeSettings) -> VotingRules:
+    return VotingRules(num_votes=settings.votes, quorum=settings.needed, hint_quorum=settings.needed_for_a_hint)
+
+
+@dataclass(frozen=True, slots=True)
 class _JudgeCaller:
     """Turns ballots into votes."""
 
-    def __init__(self, judge: Judge, now_ms: Callable[[], int], heard: Callable[[str | None], None]) -> None:
-        self._judge = judge
-        self._now_ms = now_ms
-        self._heard = heard
-        self._deadline_ms = int(DEADLINE_S * 1000)
+    judge: Judge
+    now_ms: Callable[[], int]
+    heard: Callable[[str | None], None]
 
     async def cast(self, ballot: Ballot) -> Sequence[Event]:
         """Ask the judge. Raises TryLater where no reply arrived."""
-        started_ms = self._now_ms()
+        started_ms = self.now_ms()
         try:
-            reply = await self._judge.ask(ballot.prompt.system, ballot.prompt.user, seed=ballot.seed)
+            reply = await self.judge.ask(ballot.prompt.system, ballot.prompt.user, seed=ballot.seed)
         except JudgeRefused as error:
-            self._heard(str(error))
-            return [self._failed(ballot, str(error), self._now_ms() - started_ms)]
+            self.heard(str(error))
+            return [self._failed(ballot, str(error), self.now_ms() - started_ms)]
         except TryLater as error:
-            self._heard(str(error))
+            self.heard(str(error))
             raise
-        self._heard(reply.unusable)
-        reading = None if reply.unusable is not None else read(ballot.question, reply.text)
+        self.heard(reply.unusable)
+        reading = None if reply.unusable is not None else read(ballot.key.question, reply.text)
         return [
-            self._vote(
-                ballot,
+            replace(
+                self._failed(ballot, reply.unusable, self.now_ms() - started_ms),
                 status=VoteStatus.UNREADABLE if reading is None else VoteStatus.READABLE,
                 score=None if reading is None else reading.score,
                 hint=None if reading is None else reading.hint,
-                reply=reply,
-                error=reply.unusable,
-                latency_ms=self._now_ms() - started_ms,
+                text=reply.text,
+                prompt_tokens=reply.prompt_tokens,
+                completion_tokens=reply.completion_tokens,
             )
         ]
 
     def give_up(self, ballot: Ballot, why: str) -> Sequence[Event]:
         """Return the vote of a judge that did not reply before the deadline."""
-        return [self._failed(ballot, why, self._deadline_ms)]
+        return [self._failed(ballot, why, int(DEADLINE_S * 1000))]
 
-    def _failed(self, ballot: Ballot, why: str, latency_ms: int) -> VoteCast:
-        return self._vote(ballot, status=VoteStatus.FAILED, error=why, latency_ms=latency_ms)
-
-    def _vote(
-        self,
-        ballot: Ballot,
-        *,
-        status: VoteStatus,
-        latency_ms: int,
-        score: int | None = None,
-        hint: str | None = None,
-        reply: JudgeReply | None = None,
-        error: str | None = None,
-    ) -> VoteCast:
+    def _failed(self, ballot: Ballot, why: str | None, latency_ms: int) -> VoteCast:
         return VoteCast(
             session_id=ballot.session_id,
-            turn_id=ballot.turn_id,
-            question=ballot.question,
-            judge=self._judge.name,
-            prompt_version=PROMPT_VERSION,
-            revision=ballot.revision,
+            **ballot.key._asdict(),
             ballot=ballot.number,
-            status=status,
-            score=score,
-            hint=hint,
-            text=None if reply is None else reply.text,
-            error=error,
-            prompt_tokens=None if reply is None else reply.prompt_tokens,
-            completion_tokens=None if reply is None else reply.completion_tokens,
+            status=VoteStatus.FAILED,
+            score=None,
+            hint=None,
+            text=None,
+            error=why,
+            prompt_tokens=None,
+            completion_tokens=None,
             latency_ms=latency_ms,
-            cast_at_ms=self._now_ms(),
+            cast_at_ms=self.now_ms(),
         )

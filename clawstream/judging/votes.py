@@ -1,20 +1,17 @@
 """From a judge's reply to the conclusion of the votes on a turn. Pure.
 
-Only the last box after any thinking counts. A reply without a box that the question allows is unreadable,
-which is not a score of 0.
-
-Only readable votes count for a score, and a score needs a quorum of them; without it there is none.
-
-Only the vote that completes a question's ballots concludes the question. So the same votes give the same
-conclusion, in any order and however often they are read.
+Only the last box after any thinking counts. A reply without a box that the question allows is unreadable, which is not
+a score of 0. A score needs a quorum of readable votes. The vote that completes a question's ballots concludes it, so
+the same votes give the same conclusion in any order and however often they are read.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from clawstream.conversation.floor import with_entry
 from clawstream.events import (
     Event,
     HintAbsence,
@@ -43,69 +40,25 @@ class VoteReading:
 
 def read(question: Question, text: str) -> VoteReading | None:
     """Return what `text` says to `question`; None where it can't be read."""
-    answer = _after_thinking(text)
+    _, thought, answer = text.rpartition("</think>")
+    if not thought and "<think>" in answer:
+        return None  # its thinking never ended
     boxes = _BOX.findall(answer)
     score = _SCORES.get(boxes[-1].strip().replace("\u2212", "-")) if boxes else None
     if score is None or score not in _ALLOWED[question]:
         return None
-    return VoteReading(score=score, hint=_last_hint(answer) if question is Question.HINT and score == 1 else None)
+    hints = _HINT.findall(answer) if question is Question.HINT and score == 1 else []
+    return VoteReading(score=score, hint=hints[-1].strip() or None if hints else None)
 
 
-def _after_thinking(text: str) -> str:
-    """Return the text after the thinking; "" where the thinking never ended, since it holds no verdict."""
-    _, ended, after = text.rpartition("</think>")
-    if ended:
-        return after
-    return "" if "<think>" in text else text
-
-
-def _last_hint(answer: str) -> str | None:
-    offered = [block.strip() for block in _HINT.findall(answer)]
-    return offered[-1] if offered and offered[-1] else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoteTally:
-    """How many votes there are of each kind."""
-
-    num_positive: int
-    num_neutral: int
-    num_negative: int
-    num_unreadable: int
-    num_failed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoteOutcome:
-    """The outcome of a tally; `score` is None below the quorum."""
-
-    status: VerdictStatus
-    score: int | None
-
-
-def tally(votes: Sequence[VoteCast]) -> VoteTally:
-    """Return how many votes there are of each kind."""
-    scores = [vote.score for vote in votes if vote.status is VoteStatus.READABLE]
-    statuses = [vote.status for vote in votes]
-    return VoteTally(
-        num_positive=scores.count(1),
-        num_neutral=scores.count(0),
-        num_negative=scores.count(-1),
-        num_unreadable=statuses.count(VoteStatus.UNREADABLE),
-        num_failed=statuses.count(VoteStatus.FAILED),
-    )
-
-
-def outcome(counts: VoteTally, *, quorum: int) -> VoteOutcome:
-    """Return the score with strictly more votes than any other; 0 for a tie, none below `quorum` readable votes."""
-    by_score = {1: counts.num_positive, 0: counts.num_neutral, -1: counts.num_negative}
-    if sum(by_score.values()) < quorum:
-        return VoteOutcome(status=VerdictStatus.BELOW_QUORUM, score=None)
-    most = max(by_score.values())
-    ahead = [score for score, num_votes in by_score.items() if num_votes == most]
-    if len(ahead) > 1:
-        return VoteOutcome(status=VerdictStatus.TIED, score=0)
-    return VoteOutcome(status=VerdictStatus.DECIDED, score=ahead[0])
+def outcome(scores: Sequence[int | None], *, quorum: int) -> tuple[VerdictStatus, int | None]:
+    """Return the score of strictly more readable votes than any other; 0 for a tie, none for fewer than `quorum`."""
+    if len(scores) < quorum:
+        return VerdictStatus.BELOW_QUORUM, None
+    (ahead, most), *others = Counter(scores).most_common()
+    if any(num_votes == most for _, num_votes in others):
+        return VerdictStatus.TIED, 0
+    return VerdictStatus.DECIDED, ahead
 
 
 MIN_CHARACTERS = 11
@@ -136,8 +89,8 @@ def offers(votes: Sequence[VoteCast]) -> list[str]:
     return [vote.hint.strip() for vote in ordered if vote.score == 1 and vote.hint is not None and vote.hint.strip()]
 
 
-class JudgeVoteKey(NamedTuple):
-    """The key of one judge's votes on one question."""
+class VoteKey(NamedTuple):
+    """The key of one judge's votes on one question about one turn."""
 
     judge: str
     prompt_version: str
@@ -146,74 +99,62 @@ class JudgeVoteKey(NamedTuple):
     revision: int
 
 
-Cast = Mapping[JudgeVoteKey, Mapping[int, VoteCast]]  # of a session, by ballot
+Cast = Mapping[VoteKey, Mapping[int, VoteCast]]  # of a session, by ballot
 
 
-class CountedVotes(NamedTuple):
-    """A session's votes after one more, and their conclusions."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VotingRules:
+    """How many votes a question gets, and how many must be readable for a score and offer a hint."""
 
-    cast: Cast
-    events: list[Event]
+    num_votes: int
+    quorum: int
+    hint_quorum: int
 
 
-def count(cast: Cast, vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int) -> CountedVotes:
+def count(cast: Cast, vote: VoteCast, rules: VotingRules) -> tuple[Cast, list[Event]]:
     """Return the votes with `vote` added, and any conclusion; of two votes on one ballot the first counts."""
-    asked = JudgeVoteKey(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
+    asked = VoteKey(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
     known = cast.get(asked, {})
     if vote.ballot in known:
-        return CountedVotes(cast, [])
-    votes = MappingProxyType({**known, vote.ballot: vote})
-    events = conclusions(votes, vote, num_votes=num_votes, quorum=quorum, hint_quorum=hint_quorum)
-    return CountedVotes(MappingProxyType({**cast, asked: votes}), events)
+        return cast, []
+    votes = with_entry(known, vote.ballot, vote)
+    return with_entry(cast, asked, votes), conclusions(votes, vote, rules)
 
 
-def conclusions(
-    cast: Mapping[int, VoteCast], vote: VoteCast, *, num_votes: int, quorum: int, hint_quorum: int
-) -> list[Event]:
+def conclusions(cast: Mapping[int, VoteCast], vote: VoteCast, rules: VotingRules) -> list[Event]:
     """Return the conclusion of the votes on a question if `vote` was the last one missing."""
-    if vote.ballot >= num_votes or len(cast) < num_votes or any(number not in cast for number in range(num_votes)):
+    votes = [cast[number] for number in range(rules.num_votes) if number in cast]
+    if vote.ballot >= rules.num_votes or len(votes) < rules.num_votes:
         return []
-    votes = [cast[number] for number in range(num_votes)]
-    return [_verdict(votes, quorum) if vote.question is Question.SCORE else _concluded_hint(votes, hint_quorum)]
+    if vote.question is Question.SCORE:
+        return [_verdict(votes, rules.quorum)]
+    return [_hint(votes, rules.hint_quorum)]
 
 
 def _verdict(votes: list[VoteCast], quorum: int) -> VerdictReached:
-    first, counts = votes[0], tally(votes)
-    result = outcome(counts, quorum=quorum)
+    scores = [vote.score for vote in votes if vote.status is VoteStatus.READABLE]
+    statuses = [vote.status for vote in votes]
+    status, score = outcome(scores, quorum=quorum)
     return VerdictReached(
-        session_id=first.session_id,
-        turn_id=first.turn_id,
-        judge=first.judge,
-        prompt_version=first.prompt_version,
-        revision=first.revision,
-        status=result.status,
-        score=result.score,
-        num_positive=counts.num_positive,
-        num_neutral=counts.num_neutral,
-        num_negative=counts.num_negative,
-        num_unreadable=counts.num_unreadable,
-        num_failed=counts.num_failed,
+        **_identity(votes[0]),
+        status=status,
+        score=score,
+        num_positive=scores.count(1),
+        num_neutral=scores.count(0),
+        num_negative=scores.count(-1),
+        num_unreadable=statuses.count(VoteStatus.UNREADABLE),
+        num_failed=statuses.count(VoteStatus.FAILED),
     )
 
 
-def _concluded_hint(votes: list[VoteCast], quorum: int) -> HintFound | HintAbsent:
-    first, chosen = votes[0], choose(votes, quorum=quorum)
+def _hint(votes: list[VoteCast], quorum: int) -> HintFound | HintAbsent:
+    chosen, num_offered = choose(votes, quorum=quorum), len(offers(votes))
     if isinstance(chosen, HintAbsence):
-        return HintAbsent(
-            session_id=first.session_id,
-            turn_id=first.turn_id,
-            judge=first.judge,
-            prompt_version=first.prompt_version,
-            revision=first.revision,
-            reason=chosen,
-            num_offered=len(offers(votes)),
-        )
-    return HintFound(
-        session_id=first.session_id,
-        turn_id=first.turn_id,
-        judge=first.judge,
-        prompt_version=first.prompt_version,
-        revision=first.revision,
-        hint=chosen,
-        num_offered=len(offers(votes)),
-    )
+        return HintAbsent(**_identity(votes[0]), reason=chosen, num_offered=num_offered)
+    return HintFound(**_identity(votes[0]), hint=chosen, num_offered=num_offered)
+
+
+def _identity(vote: VoteCast) -> dict[str, Any]:
+    """Return the fields that a conclusion shares with its votes."""
+    shared = ("session_id", "turn_id", "judge", "prompt_version", "revision")
+    return {name: getattr(vote, name) for name in shared}

@@ -15,8 +15,20 @@ from typing import Any, Protocol
 from clawstream.conversation.messages import dump
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, Event, float32
-from clawstream.inference.engines.behaviour import Served, behaviour, cache_key, finish_reason, policy_version, served
-from clawstream.inference.engines.engine import Chunk, EngineRefused, Finish, FinishKind, GenerateRequest, as_recorded
+from clawstream.inference.engines.engine import (
+    Chunk,
+    EngineRefused,
+    Finish,
+    FinishKind,
+    GenerateRequest,
+    Served,
+    as_recorded,
+    behaviour,
+    cache_key,
+    finish_reason,
+    policy_version,
+    served,
+)
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer

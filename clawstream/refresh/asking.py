@@ -6,7 +6,6 @@ changes; an answer that is on the log is not asked for again.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from clawstream.events import (
     FOR_A_LATE_SAMPLE,
@@ -18,6 +17,7 @@ from clawstream.events import (
     TokenIds,
     derived_id,
 )
+from clawstream.stream.stage import Step
 
 Known = frozenset[tuple[str, int]]  # turns and numbers that were asked for, or answered
 NOTHING: Known = frozenset()
@@ -41,31 +41,28 @@ class RefreshRequest:
         return replace(self.sampling, seed=int(derived_id("seed", self.turn_id, self.number)[:7], 16))
 
 
-class RefreshResult(NamedTuple):
-    """The session after a record, and what to ask."""
-
-    known: Known
-    asks: list[RefreshRequest]
-
-
-def observe(known: Known, event: Event, at_ms: int, *, policy_id: str, answers_per_hint: int) -> RefreshResult:
+def observe(
+    known: Known, event: Event, at_ms: int, *, policy_id: str, answers_per_hint: int
+) -> Step[Known, RefreshRequest]:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
     Events of other policies ask for nothing: their engines are not ours.
     """
     match event:
         case AnswerRefreshed():
-            return RefreshResult(known | {(event.turn_id, event.number)}, [])
+            return Step(known | {(event.turn_id, event.number)})
         case RefreshAsked(policy_id=whose) if whose == policy_id:
             return _asked(known, event, event.asked_at_ms, (FOR_A_LATE_SAMPLE,))
         case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str()) if whose == policy_id:
             first = FOR_A_LATE_SAMPLE + 1
             num_further = min(answers_per_hint - 1, 1) if event.sampling.is_greedy else answers_per_hint - 1
             return _asked(known, event, at_ms, range(first, first + num_further))
-    return RefreshResult(known, [])
+    return Step(known or None)
 
 
-def _asked(known: Known, event: RefreshAsked | SampleAssembled, at_ms: int, numbers: Iterable[int]) -> RefreshResult:
+def _asked(
+    known: Known, event: RefreshAsked | SampleAssembled, at_ms: int, numbers: Iterable[int]
+) -> Step[Known, RefreshRequest]:
     asks = [
         RefreshRequest(
             session_id=event.session_id,
@@ -79,4 +76,4 @@ def _asked(known: Known, event: RefreshAsked | SampleAssembled, at_ms: int, numb
         for number in numbers
         if (event.turn_id, number) not in known
     ]
-    return RefreshResult(known | {(ask.turn_id, ask.number) for ask in asks}, asks)
+    return Step(known | {(ask.turn_id, ask.number) for ask in asks} or None, calls=asks)

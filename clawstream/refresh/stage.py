@@ -12,7 +12,7 @@ from clawstream.errors import TooLate
 from clawstream.events import Event
 from clawstream.refresh.asking import NOTHING, Known, RefreshRequest, observe
 from clawstream.stream import topics
-from clawstream.stream.stage import DAY_MS, Record, Stage, Step
+from clawstream.stream.stage import DAY_MS, Stage
 
 READS = (topics.SAMPLES, topics.ANSWERS)
 ASKED_AT_ONCE = 8  # most of an engine's room is for people
@@ -44,12 +44,6 @@ def refresh_stage(
     first start on a long log does not ask about all of it.
     """
 
-    def step(known: Known | None, record: Record) -> Step[Known, RefreshRequest]:
-        follows = observe(
-            known or NOTHING, record.event, record.timestamp_ms, policy_id=policy_id, answers_per_hint=answers_per_hint
-        )
-        return Step(follows.known or None, calls=follows.asks)
-
     async def perform(ask: RefreshRequest) -> Sequence[Event]:
         age_ms = now_ms() - ask.at_ms
         if age_ms > heard_ms:
@@ -62,7 +56,9 @@ def refresh_stage(
     return Stage(
         name="refresh",
         reads=READS,
-        step=step,
+        step=lambda known, record: observe(
+            known or NOTHING, record.event, record.timestamp_ms, policy_id=policy_id, answers_per_hint=answers_per_hint
+        ),
         perform=perform,
         give_up=policy.give_up,
         calls_at_once=ASKED_AT_ONCE,

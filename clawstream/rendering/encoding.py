@@ -1,21 +1,28 @@
-"""Texts as tokens: encoded once, and text that looks like a template's marks stays text.
+"""A model's tokenizer: how it is loaded, and what templates get of it. A text is encoded once, and its marks are text.
 
-Only the template puts a mark into a prompt. Marks that templates themselves write as text (those of
-thinking and of tool calls) can't be told from a user's text and stay marks, as in the families' own templates.
+Only the template puts a mark into a prompt. Marks that templates themselves write as text (those of thinking and of
+tool calls) can't be told from a user's text and stay marks, as in the families' own templates. A template's code walks
+over each id of a prompt several times, but never looks at the ids of plain text. So a long text passes through it as
+one id, a LongText, and `spread` puts its ids in that place afterwards.
 
-Ids are those of the tokenizer underneath. It gives no character offsets, which only training masks need, so renderers
-skip the work of attributing tokens to messages.
-
-A template's code walks over each id of a prompt several times, but never looks at the ids of plain text. So a long text
-passes through it as one id, a LongText, and `spread` puts its ids in that place afterwards.
+Some folders bring their tokenizer as Python code, which is run only where the settings trust it; nobody is asked.
 """
 
+import json
+import logging
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cache
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from clawstream.errors import ConfigError
 
 MAX_TOKENS = 2_000_000  # remembered; a token takes 8 bytes here
 LONG_TOKENS = 64
@@ -50,18 +57,33 @@ def spread(ids: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-class RememberingTokenizer:
-    """The tokenizer methods that renderers use, and no others; safe to use from several threads."""
+class _Wrapper:
+    """What renderers use of a tokenizer, apart from encoding; no character offsets, so they attribute no tokens."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.name_or_path: str = tokenizer.name_or_path
+        self.unk_token_id: int | None = tokenizer.unk_token_id
+        self.eos_token_id: int | None = tokenizer.eos_token_id
+
+    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
+        """Return the text of the ids."""
+        return str(self._tokenizer.decode(token_ids, **options))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        """Return the id of each token, marks included."""
+        return self._tokenizer.convert_tokens_to_ids(tokens)
+
+
+class RememberingTokenizer(_Wrapper):
+    """The tokenizer underneath, which encodes a text once; safe to use from several threads."""
 
     def __init__(self, tokenizer: Any, *, max_tokens: int = MAX_TOKENS) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._encoded: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._changing = threading.Lock()
-        self.name_or_path: str = tokenizer.name_or_path
-        self.unk_token_id: int | None = tokenizer.unk_token_id
-        self.eos_token_id: int | None = tokenizer.eos_token_id
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of `text`; no special tokens are added around it."""
@@ -74,14 +96,6 @@ class RememberingTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         self._remember(text, tuple(ids))
         return ids
-
-    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
-        """Return the text of the ids."""
-        return str(self._tokenizer.decode(token_ids, **options))
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Return the id of each token."""
-        return self._tokenizer.convert_tokens_to_ids(tokens)
 
     def _remember(self, text: str, ids: tuple[int, ...]) -> None:
         """Keep the newest texts, up to so many tokens in all."""
@@ -104,20 +118,17 @@ WRITTEN_AS_TEXT = frozenset(
 )
 
 
-class PlainText:
+class PlainText(_Wrapper):
     """The tokenizer underneath, except that `encode` treats marks that templates set by id as letters.
 
     A text without such a mark keeps its ids.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._marks = sorted(set(tokenizer.get_added_vocab()) - WRITTEN_AS_TEXT)
         self._mark = re.compile(f"(?={'|'.join(map(re.escape, self._marks))})")
-        self.name_or_path: str = tokenizer.name_or_path
-        self.unk_token_id: int | None = tokenizer.unk_token_id
-        self.eos_token_id: int | None = tokenizer.eos_token_id
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of `text`, in which a mark is the letters it is written with."""
@@ -134,14 +145,6 @@ class PlainText:
         # Without offsets, which is a third less work.
         return list(self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
-    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
-        """Return the text of the ids."""
-        return str(self._tokenizer.decode(token_ids, **options))
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Return the id of each token, marks included."""
-        return self._tokenizer.convert_tokens_to_ids(tokens)
-
 
 # Headers that the families' templates write before an answer; renderers that go on from sampled tokens look for them.
 ANSWER_HEADERS = frozenset(
@@ -152,7 +155,7 @@ ANSWER_HEADERS = frozenset(
 )
 
 
-class TemplateTokenizer:
+class TemplateTokenizer(_Wrapper):
     """The tokenizer of one renderer: `marked` encodes until `seal`, then `plain` does.
 
     Some renderers, when they are made, encode marks to learn their ids. `marked` always encodes the whole texts in
@@ -160,28 +163,83 @@ class TemplateTokenizer:
     """
 
     def __init__(self, marked: Any, plain: Any, always_marked: frozenset[str] = frozenset()) -> None:
-        self._encoder = marked
-        self._marked = marked
+        super().__init__(plain)
+        self._encoder = self._marked = marked
         self._always_marked = always_marked
-        self._plain = plain
-        self.name_or_path: str = marked.name_or_path
-        self.unk_token_id: int | None = marked.unk_token_id
-        self.eos_token_id: int | None = marked.eos_token_id
 
     def seal(self) -> None:
         """From now on marks in text are letters."""
-        self._encoder = self._plain
+        self._encoder = self._tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of `text`."""
         encoder = self._marked if text in self._always_marked else self._encoder
         ids = list(encoder.encode(text, add_special_tokens=add_special_tokens))
-        return [LongText.of(ids)] if encoder is self._plain and len(ids) >= LONG_TOKENS else ids
+        return [LongText.of(ids)] if encoder is self._tokenizer and len(ids) >= LONG_TOKENS else ids
 
-    def decode(self, token_ids: Sequence[int], **options: Any) -> str:
-        """Return the text of the ids."""
-        return str(self._plain.decode(token_ids, **options))
 
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Return the id of each token."""
-        return self._plain.convert_tokens_to_ids(tokens)
+# Errors of a folder's own code that does not fit its files or this version of transformers.
+_UNLOADABLE = (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError)
+
+
+def load_tokenizer(folder: Path, *, trust_code: bool) -> Any:
+    """Return the tokenizer; `trust_code` runs the folder's Python code if it needs any. Raises ConfigError."""
+    if trust_code:
+        # Kimi K2's tokenizer logs a warning for every text that it encodes.
+        logging.getLogger("transformers_modules").setLevel(logging.ERROR)
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=trust_code)
+    except _UNLOADABLE as error:
+        if not trust_code and _is_code(folder):
+            raise ConfigError(
+                f"{folder}: the tokenizer is Python code of the folder's own, which is not run. Read it, and set "
+                "policy.trust_tokenizer_code = true to run it"
+            ) from error
+        raise ConfigError(f"{folder}: no tokenizer could be loaded ({error}); name a model folder") from error
+
+
+def _is_code(folder: Path) -> bool:
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and bool(found.get("auto_map"))
+
+
+_WORD_BEGINS = "\u2581"  # in vocabularies of sentencepiece
+
+
+def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
+    """Return each token's bytes, by id; None for special tokens and for ids without a token."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    added = tokenizer.get_added_tokens_decoder()
+    kinds = _kinds(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else set()
+    found: list[bytes | None] = [None] * (max(vocabulary.values(), default=-1) + 1)
+    for token, number in vocabulary.items():
+        mark = added.get(number)
+        if mark is None:
+            found[number] = _bytes_of(token, kinds)
+        elif not mark.special or mark.content in WRITTEN_AS_TEXT:
+            found[number] = str(mark.content).encode()
+    return found
+
+
+def _bytes_of(token: str, kinds: set[str]) -> bytes | None:
+    if "ByteLevel" in kinds:
+        known = _of_letters()
+        return bytes(known[letter] for letter in token) if all(letter in known for letter in token) else token.encode()
+    if "ByteFallback" in kinds and len(token) == 6 and token.startswith("<0x"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(_WORD_BEGINS, " ").encode() if kinds & {"Metaspace", "ByteFallback"} else token.encode()
+
+
+def _kinds(decoder: dict[str, Any]) -> set[str]:
+    return {str(decoder["type"])}.union(*(_kinds(part) for part in decoder.get("decoders", ())))
+
+
+@cache
+def _of_letters() -> dict[str, int]:
+    """Return the byte that each letter of a byte-level vocabulary stands for; unprintable ones are letters from 256."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}

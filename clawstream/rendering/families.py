@@ -1,11 +1,8 @@
 """Which family's template a model folder has, and what the renderers package lacks of GPT-OSS's and Mistral's.
 
-The encoder checks the vocabulary's hash itself, so another model's folder is an error, never a wrong prompt.
-
-Two formats exist, both after the token `[TOOL_CALLS]`: a JSON list of `{"name", "arguments", "id"}`, and, newer, each
-call after a mark of its own: `name[ARGS]{...}`, with `[CALL_ID]id` before the arguments in some versions.
-
-What a folder's architecture suggests is checked against the folder's own template.
+What a folder's architecture suggests is checked against the folder's own template. Mistral's calls have two formats,
+both after the token `[TOOL_CALLS]`: a JSON list of `{"name", "arguments", "id"}`, and, newer, each call after a mark of
+its own: `name[ARGS]{...}`, with `[CALL_ID]id` before the arguments in some versions.
 """
 
 import base64
@@ -36,7 +33,7 @@ _FOLDER_SETTING = "TIKTOKEN_ENCODINGS_BASE"
 def use_vocabulary_of(tokenizer: Any) -> None:
     """Have every GPT-OSS renderer made from now on encode with the vocabulary of `tokenizer`.
 
-    Raises ValueError where that vocabulary is not GPT-OSS's.
+    Raises ValueError where that vocabulary is not GPT-OSS's, which the encoder sees by its hash.
     """
     before = os.environ.get(_FOLDER_SETTING)
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +137,6 @@ def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 TOOL_PARSERS[NAME] = MistralToolParser
 
-
 LOG = logging.getLogger(__name__)
 
 # Families by the architecture in config.json, where that decides the template; checked against the template itself.
@@ -196,6 +192,6 @@ def _agrees(tokenizer: Any, config: Any, thinking: Mapping[str, bool]) -> bool:
     if not tokenizer.chat_template:
         return True
     options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
-    probe = list(_PROBE)[-1:] if thinking.get("enable_thinking") is False else list(_PROBE)
+    probe = list(_PROBE[-1:] if thinking.get("enable_thinking") is False else _PROBE)
     theirs = tokenizer.apply_chat_template(probe, **options, **thinking)
     return bool(create_renderer(tokenizer, config).render_ids(probe, add_generation_prompt=True) == list(theirs))

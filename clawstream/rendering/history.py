@@ -1,14 +1,9 @@
 """A client's messages and options as a family's template takes them. Pure.
 
-A request sets only variables that the model's own template names. `apply_chat_template` also takes
-arguments that replace the template, pad a prompt to any length or pass options to the tokenizer. So names are allowed
-by the template, not forbidden by a list.
-
-A call and its results get the same id, and equal histories get equal ids. Ids that are in the family's form already, as
-sampled ones are, stay.
-
 Messages that a template can't take are rewritten, never refused, and in the same way for rendered prompts and for those
-that go on from sampled tokens. The template itself is probed, as checkpoints of one family differ.
+that go on from sampled tokens. The template itself is probed, as checkpoints of one family differ. Equal histories get
+equal ids of calls. A request sets only variables that the model's own template names: `apply_chat_template` also takes
+arguments that replace the template, pad a prompt to any length or pass options to the tokenizer.
 """
 
 import hashlib
@@ -17,6 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,20 +34,20 @@ def fitted(messages: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[s
     form = _FORMS.get(family)
     if form is None:
         return list(messages)
-    known: dict[str, tuple[str, str]] = {}
-    shown: list[Mapping[str, Any]] = []
+    known: dict[str, tuple[str, str]] = {}  # by given id: the fitting id, and the tool's name
+    found: list[Mapping[str, Any]] = []
     for message in messages:
         if message.get("tool_calls"):
             calls = [_fitted_call(call, form, known) for call in message["tool_calls"]]
-            shown.append({**message, "tool_calls": calls})
+            found.append({**message, "tool_calls": calls})
         elif message["role"] == "tool":
             given = str(message.get("tool_call_id") or "")
             fitting, name = known.get(given) or (form(given, "tool", len(known)), "tool")
             named = {"name": message.get("name") or name} if family == "gpt-oss" else {}
-            shown.append({**message, **named, "tool_call_id": fitting})
+            found.append({**message, **named, "tool_call_id": fitting})
         else:
-            shown.append(message)
-    return shown
+            found.append(message)
+    return found
 
 
 def _fitted_call(call: Mapping[str, Any], form: "_Form", known: dict[str, tuple[str, str]]) -> dict[str, Any]:
@@ -71,16 +67,12 @@ def _numbered(given: str, name: str, index: int) -> str:
     return given if _NUMBERED.fullmatch(given) else f"functions.{name}:{index}"
 
 
-def _as_given(given: str, name: str, index: int) -> str:  # noqa: ARG001 - it has to have the form of the others
-    return given
-
-
 _Form = Callable[[str, str, int], str]
 _FORMS: Mapping[str, _Form] = {
     "mistral": _nine_letters,
     "kimi-k2": _numbered,
     "kimi-k2.5": _numbered,
-    "gpt-oss": _as_given,  # a result names its call by the tool's name alone
+    "gpt-oss": lambda given, _name, _index: given,  # a result names its call by the tool's name alone
 }
 
 
@@ -103,11 +95,11 @@ def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], s
     """
 
     def takes(*roles: str, tools: Sequence[Any] | None = None) -> bool:
-        said = [f"said{number}" for number in range(len(roles))]
-        messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+        texts = [f"said{number}" for number in range(len(roles))]
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
         prompt = text_of_prompt(messages, tools)
-        places = [prompt.find(text) for text in said] if prompt is not None else [-1]
-        return -1 not in places and places == sorted(places)
+        starts = [prompt.find(text) for text in texts] if prompt is not None else [-1]
+        return -1 not in starts and starts == sorted(starts)
 
     rows = {
         "system": takes("system", "system", "user") and takes("system", "system", "user", tools=[_TOOL]),
@@ -157,12 +149,11 @@ def _printable_json(text: str) -> str:
     """The JSON unchanged, unless it escapes unprintable characters."""
     if "\\u" not in text:
         return text
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(text)
-        printable = _printable(value)
-    except (ValueError, RecursionError):
-        return text
-    return text if printable == value else json.dumps(printable, ensure_ascii=False)
+        if (printable := _printable(value)) != value:
+            return json.dumps(printable, ensure_ascii=False)
+    return text
 
 
 def _printable(value: Any) -> Any:
@@ -205,16 +196,12 @@ def template_variables(
     template that can't be read has no variables.
     """
     environment = ImmutableSandboxedEnvironment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
-    texts = template.values() if isinstance(template, Mapping) else [] if template is None else [template]
+    texts = template.values() if isinstance(template, Mapping) else [template or ""]
     found: set[str] = set()
     for text in texts:
-        try:
+        with suppress(TemplateError):
             found |= find_undeclared_variables(environment.parse(text))
-        except TemplateError:
-            continue
-    return frozenset(
-        found - _FUNCTIONS - {"messages"} - set(special_tokens) - inspect.signature(apply).parameters.keys()
-    )
+    return frozenset(found - _FUNCTIONS - {"messages", *special_tokens, *inspect.signature(apply).parameters})
 
 
 def template_options(asked: object, variables: frozenset[str] | None) -> Mapping[str, Any]:

@@ -1,12 +1,12 @@
 """Chat messages to prompt tokens, and sampled tokens back to a message, by the model family's own template.
 
-The one rule: every prompt of the policy is rendered here, the gateway's as well as the hinted ones of samples, so equal
-messages and options give equal token ids everywhere. Nothing is fetched: tokenizer and template lie in the model's
-folder.
+Every prompt of the policy is rendered here, the gateway's as well as the hinted ones of samples, so equal messages and
+options give equal token ids everywhere. Nothing is fetched: tokenizer and template lie in the model's folder.
 """
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,14 @@ from clawstream.rendering.calling import (
     schema_to_follow,
     wants_one_call,
 )
-from clawstream.rendering.encoding import ANSWER_HEADERS, PlainText, RememberingTokenizer, TemplateTokenizer, spread
+from clawstream.rendering.encoding import (
+    ANSWER_HEADERS,
+    PlainText,
+    RememberingTokenizer,
+    TemplateTokenizer,
+    load_tokenizer,
+    spread,
+)
 from clawstream.rendering.families import config_named, family_config
 from clawstream.rendering.history import (
     UNPRINTABLE,
@@ -39,7 +46,6 @@ from clawstream.rendering.history import (
     template_options,
     template_variables,
 )
-from clawstream.rendering.tokenizer import load_tokenizer
 
 # Families whose code asks a tokenizer for ids and text alone, and sets its marks by id. For the others the tokenizer
 # itself encodes, and marks in a user's text act as marks (except for gpt-oss, whose own encoder splits them).
@@ -101,14 +107,11 @@ class PromptRenderer:
         template = tokenizer.chat_template
         self._template_text = template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
         self._marked = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
-        self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else tokenizer
+        self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else self._marked
         self._variants: dict[bytes, _Template] = {}
         special = {*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map}
-        self._variables = (
-            None
-            if self.bridges
-            else template_variables(tokenizer.chat_template, special, tokenizer.apply_chat_template)
-        )
+        apply = tokenizer.apply_chat_template
+        self._variables = None if self.bridges else template_variables(template, special, apply)
         self._template = self._made()
         marks = tokenizer.get_added_vocab()
         self.stop_token_ids: tuple[int, ...] = tuple(self._template.reader.get_stop_token_ids())
@@ -126,39 +129,25 @@ class PromptRenderer:
 
     @classmethod
     def of(cls, policy: PolicySettings, model_path: Path) -> "PromptRenderer":
-        """Return the renderer of `policy`, whose model is in `model_path`. Raises ConfigError."""
-        return cls.load(
-            model_path, policy.renderer, policy.enable_thinking, trust_tokenizer_code=policy.trust_tokenizer_code
-        )
+        """Return the renderer of `policy`, whose model is in `model_path`.
 
-    @classmethod
-    def load(
-        cls,
-        model_path: Path,
-        renderer: str = "auto",
-        enable_thinking: bool | None = None,
-        *,
-        trust_tokenizer_code: bool = False,
-    ) -> "PromptRenderer":
-        """Return the renderer of the model in `model_path`; `renderer` names the family, or "auto".
-
-        A tokenizer that is Python code in the folder is run where it is trusted. Raises ConfigError where the folder
-        has no tokenizer, or one that is not trusted, or the family is unknown or has no such option.
+        Raises ConfigError where the folder has no tokenizer, or one whose code is not trusted, or the family is unknown
+        or has no such option.
         """
-        tokenizer = load_tokenizer(model_path, trust_code=trust_tokenizer_code)
-        thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+        tokenizer = load_tokenizer(model_path, trust_code=policy.trust_tokenizer_code)
+        thinking = {} if policy.enable_thinking is None else {"enable_thinking": policy.enable_thinking}
         try:
-            auto = renderer == "auto"
-            named = family_config(tokenizer, model_path, thinking) if auto else config_named(renderer, thinking)
-            if named.name == "gpt-oss":
-                from clawstream.rendering.families import use_vocabulary_of  # a third of a second, for one family
-
-                use_vocabulary_of(tokenizer)
-                named = named.model_copy(update={"conversation_start_date": _HARMONY_DATE})
-            return cls(tokenizer, named)
+            if policy.renderer == "auto":
+                config = family_config(tokenizer, model_path, thinking)
+            else:
+                config = config_named(policy.renderer, thinking)
+            if config.name == "gpt-oss":
+                families.use_vocabulary_of(tokenizer)
+                config = config.model_copy(update={"conversation_start_date": _HARMONY_DATE})
+            return cls(tokenizer, config)
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(
-                f"policy.renderer = {renderer!r} with enable_thinking = {enable_thinking} does not fit "
+                f"policy.renderer = {policy.renderer!r} with enable_thinking = {policy.enable_thinking} does not fit "
                 f"{model_path}: {error}"
             ) from error
 
@@ -332,24 +321,21 @@ class PromptRenderer:
 
     def _made(self, **kwargs: Any) -> _Template:
         reader = create_renderer(self._marked, self._config, **kwargs)
-        if self._plain is self._marked:
-            return _Template(reader, reader, self._bridger(kwargs))
-        tokenizer = TemplateTokenizer(self._marked, self._plain)
-        writer = create_renderer(tokenizer, self._config, **kwargs)
-        tokenizer.seal()
-        return _Template(writer, reader, self._bridger(kwargs))
+        writer = reader if self._plain is self._marked else self._writer(self._config, kwargs)
+        bridger = None
+        if self.bridges:
+            keeping = self._config.model_copy(update={"thinking_retention": "all"})
+            with suppress(ValueError):  # the request's own options say that reasoning is dropped
+                bridger = self._writer(keeping, kwargs, ANSWER_HEADERS)
+        return _Template(writer, reader, bridger)
 
-    def _bridger(self, kwargs: Mapping[str, Any]) -> Any:
-        if not self.bridges:
-            return None
-        keeping = self._config.model_copy(update={"thinking_retention": "all"})
-        tokenizer = TemplateTokenizer(self._marked, self._plain, ANSWER_HEADERS)
-        try:
-            bridger = create_renderer(self._marked if self._plain is self._marked else tokenizer, keeping, **kwargs)
-        except ValueError:  # the request's own options say that reasoning is dropped
-            return None
+    def _writer(self, config: Any, kwargs: Mapping[str, Any], headers: frozenset[str] = frozenset()) -> Any:
+        if self._plain is self._marked:
+            return create_renderer(self._marked, config, **kwargs)
+        tokenizer = TemplateTokenizer(self._marked, self._plain, headers)
+        writer = create_renderer(tokenizer, config, **kwargs)
         tokenizer.seal()
-        return bridger
+        return writer
 
     def _variant(self, options: Mapping[str, Any]) -> _Template:
         kwargs = template_options(options.get("chat_template_kwargs"), self._variables)

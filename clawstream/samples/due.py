@@ -1,21 +1,16 @@
 """Which samples the newest fact of a session may complete, and what is kept of a session that is over. Pure.
 
-A refreshed answer's sample depends on that answer and the hint alone, never on scores of the turn's own
-answer. Of two answers with one number the first on the log counts, so the same log always gives the same samples.
-
 A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. An answer without a
-verdict is due once there is feedback on it and no verdict is to come. Either is due again with newer feedback.
-
-Facts that a sample may still need are kept. A fact of a past life that is written again does not count in the session's
-next life.
+verdict is due once there is feedback on it and no verdict is to come. Either is due again with newer feedback. A
+refreshed answer's sample depends on that answer and the hint alone, never on scores of the turn's own answer.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from clawstream.conversation.floor import buried, second_looks
+from clawstream.conversation.floor import buried, only, second_looks
 from clawstream.events import (
     NOBODY,
     AnswerRefreshed,
@@ -46,7 +41,7 @@ from clawstream.samples.session import (
 )
 
 
-def made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, AnswerRefreshed]]:
+def _made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, AnswerRefreshed]]:
     """Return the pairs of hint and refreshed answer that `event`, the newest fact, may have completed."""
     match event:
         case AnswerRefreshed() | HintFound() | TeacherScored():
@@ -102,7 +97,7 @@ def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> 
         for key in dict.fromkeys(keys)
         if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes
     ]
-    return [*own, *(Due(key, given) for key, given in made_whole(session, event))]
+    return [*own, *(Due(key, given) for key, given in _made_whole(session, event))]
 
 
 def _completed(session: JoiningState, event: Event) -> list[VerdictKey]:
@@ -161,10 +156,6 @@ def _alone(turn_id: str) -> VerdictKey:
     return VerdictKey(NOBODY, NOBODY, FIRST_LOOK, turn_id)
 
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-
-
 def rest(session: JoiningState) -> JoiningState:
     """Return the state still needed: of a session that is done and joined, the facts of its next life.
 
@@ -177,32 +168,30 @@ def rest(session: JoiningState) -> JoiningState:
     if end not in session.requests or not _all_joined(session):
         return session
     order = list(session.requests)
-    later = order[order.index(end) + 1 :]
-    verdicts = {key: said for key, said in session.verdicts.items() if key.turn_id not in session.turns}
-    hints = {key: said for key, said in session.hints.items() if key.turn_id not in session.turns}
-    over = buried(session.over, session.marks, session.turns)
-    life = _life(session, set(order[: order.index(end) + 1]))
-    past = (*session.past, life)[-PAST_LIVES:]
-    feedback = MappingProxyType({id_: said for id_, said in session.feedback.items() if id_ not in life.answers})
-    refreshed = _only(session.refreshed, lambda turn_id: turn_id not in life.answers)
-    if not (later or verdicts or hints):
-        return JoiningState(over=over, past=past, feedback=feedback, refreshed=refreshed)
-    return JoiningState(
-        era=session.era,
-        ended_after=session.ended_after,
+    at = order.index(end) + 1
+    later, life = set(order[at:]), _life(session, set(order[:at]))
+    joined = life.answers.keys() | session.turns.keys()  # turns
+    kept = session._replace(
+        requests=only(session.requests, later.__contains__),
+        answers=only(session.answers, later.__contains__),
+        turns=MappingProxyType({}),
+        verdicts=only(session.verdicts, lambda key: key.turn_id not in session.turns),
+        hints=only(session.hints, lambda key: key.turn_id not in session.turns),
+        scores=only(session.scores, lambda turn_id: turn_id not in session.turns),
+        marks=(),
         orphans=session.orphans - life.answers.keys(),
-        feedback=feedback,
-        refreshed=refreshed,
+        feedback=only(session.feedback, lambda turn_id: turn_id not in life.answers),
+        lost=(),
+        refreshed=only(session.refreshed, lambda turn_id: turn_id not in life.answers),
         scored_anew=frozenset(pair for pair in session.scored_anew if pair[0].turn_id not in life.answers),
-        past=past,
-        requests=MappingProxyType({id_: session.requests[id_] for id_ in later}),
-        answers=MappingProxyType({id_: session.answers[id_] for id_ in later if id_ in session.answers}),
-        verdicts=MappingProxyType(verdicts),
-        hints=MappingProxyType(hints),
-        scores=_only(session.scores, lambda turn_id: turn_id not in session.turns),
-        joined=_only(session.joined, lambda key: key.turn_id not in session.turns and key.turn_id not in life.answers),
-        over=over,
+        joined=only(session.joined, lambda key: key.turn_id not in joined),
+        recalled=RecalledPrompts(),
+        over=buried(session.over, session.marks, session.turns),
+        past=(*session.past, life)[-PAST_LIVES:],
     )
+    if kept.requests or kept.verdicts or kept.hints:
+        return kept
+    return JoiningState(over=kept.over, past=kept.past, feedback=kept.feedback, refreshed=kept.refreshed)
 
 
 def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
@@ -212,23 +201,19 @@ def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
         return key.turn_id in exchange_ids
 
     return session._replace(
-        requests=_only(session.requests, exchange_ids.__contains__),
-        answers=_only(session.answers, exchange_ids.__contains__),
-        verdicts=_only(session.verdicts, of_it),
-        hints=_only(session.hints, of_it),
-        scores=_only(session.scores, exchange_ids.__contains__),
-        feedback=_only(session.feedback, exchange_ids.__contains__),
-        refreshed=_only(session.refreshed, exchange_ids.__contains__),
+        requests=only(session.requests, exchange_ids.__contains__),
+        answers=only(session.answers, exchange_ids.__contains__),
+        verdicts=only(session.verdicts, of_it),
+        hints=only(session.hints, of_it),
+        scores=only(session.scores, exchange_ids.__contains__),
+        feedback=only(session.feedback, exchange_ids.__contains__),
+        refreshed=only(session.refreshed, exchange_ids.__contains__),
         scored_anew=frozenset(pair for pair in session.scored_anew if of_it(pair[0])),
-        joined=_only(session.joined, of_it),
+        joined=only(session.joined, of_it),
         recalled=RecalledPrompts(),
         over=MappingProxyType({}),
         past=(),
     )
-
-
-def _only(known: Mapping[_K, _V], wanted: Callable[[_K], bool]) -> Mapping[_K, _V]:
-    return MappingProxyType({key: value for key, value in known.items() if wanted(key)})
 
 
 def _all_joined(session: JoiningState) -> bool:

@@ -1,13 +1,8 @@
 """The prompt with the hint in it, the question to a teacher about it, and which tokens are trained on. Pure.
 
-A token without the log-prob of the policy that sampled it is not trained on; no number stands in for a
-missing one.
-
-The hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the
-same sampled answers; where that way does not reproduce the recorded prompt, there is no hinted prompt.
-
-The samples stage asks, since it alone knows the prompt with the hint in it. A call needs an answer, its verdict and its
-hint, in any order of arrival; the record that completes them makes the call.
+A token without the log-prob of the policy that sampled it is not trained on; no number stands in for a missing one.
+The hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the same sampled
+answers; where that way does not reproduce the recorded prompt, there is no hinted prompt.
 """
 
 import contextlib
@@ -42,6 +37,7 @@ from clawstream.events import (
     scoring_id_of,
     sha256_of,
 )
+from clawstream.inference.engines.engine import ScoreRequest
 from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPrompts, SampledAnswer, VerdictKey
 
 
@@ -88,7 +84,6 @@ class Hinted(NamedTuple):
 def hinted_prompt(
     session: JoiningState, answer: CandidateAnswer, asked: WholeRequest, hint: str, renderer: Renderer
 ) -> Hinted:
-    """Return the prompt of `answer` with `hint` in it, if it can be made."""
     recalled = session.recalled
     if answer.exchange.num_spliced:
         recalled = recalled._replace(given=_given_before(session, answer))
@@ -155,37 +150,20 @@ class Scoring:
     session_id: str
     key: VerdictKey  # whose hint it is
     teacher: str
-    policy_id: str
-    hinted_ids: TokenIds
-    prompt_ids: TokenIds
-    response_ids: TokenIds
-    sampled_by: int  # the newest version that sampled a token of the response
+    wanted: ScoreRequest
 
-    def said(
-        self,
-        *,
-        status: TeacherStatus,
-        latency_ms: int,
-        at_ms: int,
-        teacher_logprobs: tuple[float | None, ...] | None = None,
-        student_logprobs: tuple[float | None, ...] | None = None,
-        student_version: int | None = None,
-        error: str | None = None,
-    ) -> TeacherScored:
-        """Return the event of the result."""
+    def event(self, status: TeacherStatus, error: str | None, *, latency_ms: int, at_ms: int) -> TeacherScored:
+        """Return the event of the result, as yet without log-probs."""
         return TeacherScored(
             session_id=self.session_id,
-            turn_id=self.key.turn_id,
-            judge=self.key.judge,
-            prompt_version=self.key.prompt_version,
-            revision=self.key.revision,
+            **self.key._asdict(),
             teacher=self.teacher,
             scored_sha256=self._scored_sha256,
-            policy_id=self.policy_id,
+            policy_id=self.wanted.policy_id,
             status=status,
-            teacher_logprobs=teacher_logprobs,
-            student_logprobs=student_logprobs,
-            student_version=student_version,
+            teacher_logprobs=None,
+            student_logprobs=None,
+            student_version=None,
             error=error,
             latency_ms=latency_ms,
             scored_at_ms=at_ms,
@@ -194,10 +172,8 @@ class Scoring:
     @property
     def id(self) -> str:
         """The `scoring_id` of its events."""
-        key = self.key
-        asked = (key.turn_id, key.judge, key.prompt_version, key.revision)
-        return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self._scored_sha256)
+        return scoring_id_of(**self.key._asdict(), teacher=self.teacher, scored_sha256=self._scored_sha256)
 
     @property
     def _scored_sha256(self) -> str:
-        return sha256_of(self.hinted_ids, self.prompt_ids, self.response_ids)
+        return sha256_of(self.wanted.hinted_ids, self.wanted.prompt_ids, self.wanted.response_ids)

@@ -6,12 +6,11 @@ in any order. A score of 0 or none is nothing to train on; a step of a group has
 outcome. Later feedback makes the next revision. An answer without a next state has a sample of feedback alone.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from clawstream.conversation.continuing import Renderer
+from clawstream.conversation.floor import with_entry
 from clawstream.conversation.history import WholeRequest, rebuild
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
@@ -29,6 +28,7 @@ from clawstream.events import (
     TokenIds,
     TurnsSettled,
 )
+from clawstream.inference.engines.engine import ScoreRequest
 from clawstream.samples.due import Due, answered_anew, due, rest
 from clawstream.samples.hinted import Scoring, hinted_prompt, mask
 from clawstream.samples.session import (
@@ -47,6 +47,7 @@ from clawstream.samples.session import (
     reward_of,
     with_score,
 )
+from clawstream.stream.stage import Step
 
 
 class TeacherRule(NamedTuple):
@@ -73,15 +74,9 @@ class SampleRules(NamedTuple):
     interrupted: bool = False
 
 
-class JoiningResult(NamedTuple):
-    """The session after a record, and what to write and to ask."""
-
-    session: JoiningState | None
-    events: list[Event]
-    calls: Sequence[Scoring] = ()
-
-
-def observe(session: JoiningState | None, event: Event, rules: SampleRules, *, forgets: bool = True) -> JoiningResult:
+def observe(
+    session: JoiningState | None, event: Event, rules: SampleRules, *, forgets: bool = True
+) -> Step[JoiningState, Scoring]:
     """Return what follows from one more record of a session, of any topic that joining reads.
 
     With `forgets`, a session that is done and joined is then put away: only feedback still counts for it.
@@ -91,7 +86,7 @@ def observe(session: JoiningState | None, event: Event, rules: SampleRules, *, f
     life = whole if number is None else whole.past[number]
     learned = learn(life, event)
     if learned is life:
-        return JoiningResult(session, [])
+        return Step(session)
     after, events = _refuse_unknown(learned, event)
     calls: list[Scoring] = []
     for sought in due(after, event, judged=rules.judged, grouped=rules.grouped):
@@ -110,7 +105,7 @@ def observe(session: JoiningState | None, event: Event, rules: SampleRules, *, f
         after = whole._replace(past=(*whole.past[:number], after, *whole.past[number + 1 :]))
     elif forgets:
         after = rest(after)
-    return JoiningResult(after, events, calls)
+    return Step(after, events, calls)
 
 
 def _refuse_unknown(session: JoiningState, event: Event) -> tuple[JoiningState, list[Event]]:
@@ -140,7 +135,7 @@ def _written(session: JoiningState, sought: Due) -> JoiningState:
     if given is not None:
         return session._replace(scored_anew=session.scored_anew | {(key, given.event_id)})
     known = opinions_of(session, key.turn_id).num_changes
-    return session._replace(joined=MappingProxyType({**session.joined, key: known}))
+    return session._replace(joined=with_entry(session.joined, key, known))
 
 
 class _Joined(NamedTuple):
@@ -218,13 +213,10 @@ def _said(
 def _without_hint(
     sought: Due, answer: CandidateAnswer, said: _SampleSignals, prompt_ids: TokenIds, trained: Mask
 ) -> SampleAssembled:
-    key, exchange = sought.key, answer.exchange
+    exchange = answer.exchange
     return SampleAssembled(
         session_id=exchange.session_id,
-        turn_id=key.turn_id,
-        judge=key.judge,
-        prompt_version=key.prompt_version,
-        revision=key.revision,
+        **sought.key._asdict(),
         reward=said.parts.judge,
         hint=None,
         prompt_ids=prompt_ids,
@@ -259,16 +251,9 @@ def _taught(sample: SampleAssembled, scored: TeacherScored) -> SampleAssembled:
 
 
 def _scoring(sample: SampleAssembled, key: VerdictKey, teacher: str, hinted_ids: TokenIds) -> Scoring:
-    return Scoring(
-        session_id=sample.session_id,
-        key=key,
-        teacher=teacher,
-        policy_id=sample.policy_id,
-        hinted_ids=hinted_ids,
-        prompt_ids=sample.prompt_ids,
-        response_ids=sample.response_ids,
-        sampled_by=max((span.policy_version for span in sample.versions), default=0),
-    )
+    sampled_by = max((span.policy_version for span in sample.versions), default=0)
+    wanted = ScoreRequest(hinted_ids, sample.prompt_ids, sample.response_ids, sample.policy_id, sampled_by)
+    return Scoring(session_id=sample.session_id, key=key, teacher=teacher, wanted=wanted)
 
 
 def _step_index(answer: CandidateAnswer) -> int | None:

@@ -1,21 +1,18 @@
 """What joining knows of a session: facts from six topics, in any order, and the reward that they add up to. Pure.
 
-Tokens that the client was not sent are no part of the answer, so they are neither judged nor trained on.
-
-Each source's newest score by topic order counts, and a missing score is absent, never 0. The number of changes of score
-identifies what a sample knows, so the same feedback makes the same sample whatever was read between.
-
-Of two facts with one identity the first counts, so reading a record again changes nothing.
+Of two facts with one identity the first counts, so reading a record again changes nothing. Of each source's scores the
+newest by topic order counts; a missing one is absent, never 0. The number of changes of score identifies what a sample
+knows. Tokens that the client was not sent are no part of the answer, so they are neither judged nor trained on.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import isfinite
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from clawstream.conversation.continuing import Continued, ShownAnswer
-from clawstream.conversation.floor import Over, SettledTurns, is_over, marked
+from clawstream.conversation.floor import Over, SettledTurns, changed, is_over, marked, with_entry, with_first
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
     AnswerRefreshed,
@@ -115,11 +112,10 @@ def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
 
 def parts_of(judged: int | None, opinions: Opinions) -> Parts:
     """Return the parts, `judged` being the verdict's score."""
-    person, environment, heuristic = (
-        opinions.scores.get(source)
-        for source in (FeedbackSource.PERSON, FeedbackSource.ENVIRONMENT, FeedbackSource.HEURISTIC)
+    score = opinions.scores.get
+    return Parts(
+        judged, score(FeedbackSource.PERSON), score(FeedbackSource.ENVIRONMENT), score(FeedbackSource.HEURISTIC)
     )
-    return Parts(judged, person, environment, heuristic)
 
 
 def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
@@ -131,9 +127,6 @@ def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
     said = [weight * part for weight, part in zip(weighed, parts, strict=True) if part is not None]
     return max(-1.0, min(1.0, sum(said))) if any(said) else None
 
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
@@ -198,9 +191,7 @@ class JoiningState(NamedTuple):
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
     scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer that were written
-    joined: Mapping[VerdictKey, int] = MappingProxyType(
-        {}
-    )  # keys that were written, and how much feedback the newest sample knows
+    joined: Mapping[VerdictKey, int] = MappingProxyType({})  # written samples, and how much feedback the newest knows
     recalled: RecalledPrompts = RecalledPrompts()
     over: Over = MappingProxyType({})
     past: tuple["JoiningState", ...] = ()  # lives that are over, the newest last: feedback may still come
@@ -232,38 +223,30 @@ def never_judged(session: JoiningState, turn_ids: Iterable[str]) -> list[str]:
 
 def learn(session: JoiningState, event: Event) -> JoiningState:
     """Return the session with the fact in it; the same object where it is known already."""
-    if is_over(session.over, event):
-        return session
+    return session if is_over(session.over, event) else changed(session, _learned(session, event))
+
+
+def _learned(session: JoiningState, event: Event) -> JoiningState:
     match event:
-        case ExchangeCompleted() | ExchangeFailed():
+        case ExchangeCompleted() | ExchangeFailed() if event.exchange_id not in session.requests:
             return _learn_exchange(session, event)
-        case SessionDone():
-            if not session.requests:
-                return session
+        case SessionDone() if session.requests:
             # A gateway that just started names no exchange; the newest one before this event on the topic is meant.
             newest = event.after_exchange_id or tuple(session.requests)[-1]
-            if newest in session.ended_after:
-                return session
-            return session._replace(era=session.era + 1, ended_after=session.ended_after | {newest})
+            if newest not in session.ended_after:
+                return session._replace(era=session.era + 1, ended_after=session.ended_after | {newest})
         case TurnPaired():
-            turns = _with(session.turns, event.turn_id, event)
-            return session if turns is session.turns else session._replace(turns=turns)
+            return session._replace(turns=with_first(session.turns, event.turn_id, event))
         case TurnsSettled():
-            marks = marked(session.marks, event, len(session.turns))
-            return session if marks is session.marks else session._replace(marks=marks)
+            return session._replace(marks=marked(session.marks, event, len(session.turns)))
         case VerdictReached():
-            verdicts = _with(session.verdicts, judged_of(event), event)
-            return session if verdicts is session.verdicts else session._replace(verdicts=verdicts)
+            return session._replace(verdicts=with_first(session.verdicts, judged_of(event), event))
         case HintFound() | HintAbsent():
-            hints = _with(session.hints, judged_of(event), event)
-            return session if hints is session.hints else session._replace(hints=hints)
-        case TeacherScored():
-            of_turn = session.scores.get(event.turn_id, {})
-            known = of_turn.get(event.scoring_id) is not None
-            return session if known else with_score(session, event.turn_id, event.scoring_id, event)
-        case TurnOrphaned():
-            orphaned = event.turn_id in session.orphans
-            return session if orphaned else session._replace(orphans=session.orphans | {event.turn_id})
+            return session._replace(hints=with_first(session.hints, judged_of(event), event))
+        case TeacherScored() if session.scores.get(event.turn_id, {}).get(event.scoring_id) is None:
+            return with_score(session, event.turn_id, event.scoring_id, event)
+        case TurnOrphaned() if event.turn_id not in session.orphans:
+            return session._replace(orphans=session.orphans | {event.turn_id})
         case FeedbackGiven():
             return _learn_feedback(session, event)
         case AnswerRefreshed():
@@ -273,8 +256,8 @@ def learn(session: JoiningState, event: Event) -> JoiningState:
 
 def with_score(session: JoiningState, turn_id: str, scoring_id: str, scored: TeacherScored | None) -> JoiningState:
     """Return the session with the result of a scoring; None: it was asked for."""
-    of_turn = MappingProxyType({**session.scores.get(turn_id, {}), scoring_id: scored})
-    return session._replace(scores=MappingProxyType({**session.scores, turn_id: of_turn}))
+    of_turn = with_entry(session.scores.get(turn_id, {}), scoring_id, scored)
+    return session._replace(scores=with_entry(session.scores, turn_id, of_turn))
 
 
 def _learn_feedback(session: JoiningState, event: FeedbackGiven) -> JoiningState:
@@ -291,7 +274,7 @@ def _learn_feedback(session: JoiningState, event: FeedbackGiven) -> JoiningState
 
 def _learn_refreshed(session: JoiningState, event: AnswerRefreshed) -> JoiningState:
     before = session.refreshed.get(event.turn_id, MappingProxyType({}))
-    after = _with(before, event.number, event)
+    after = with_first(before, event.number, event)
     if after is before:
         return session
     refreshed = {**session.refreshed, event.turn_id: after}
@@ -306,10 +289,8 @@ def _unplaced(session: JoiningState, turn_ids: Iterable[str]) -> list[str]:
 
 def _learn_exchange(session: JoiningState, event: ExchangeCompleted | ExchangeFailed) -> JoiningState:
     sampled = SampledAnswer(event.message, event.output_ids) if isinstance(event, ExchangeCompleted) else None
-    requests = _with(session.requests, event.exchange_id, RecordedRequest(session.era, event.request, sampled))
-    if requests is session.requests:
-        return session
-    session = session._replace(requests=requests)
+    recorded = RecordedRequest(session.era, event.request, sampled)
+    session = session._replace(requests=with_entry(session.requests, event.exchange_id, recorded))
     exchange = as_far_as_sent(event) if isinstance(event, ExchangeFailed) else event
     if exchange is None or exchange.turn_type is TurnType.SIDE:
         return session
@@ -317,7 +298,7 @@ def _learn_exchange(session: JoiningState, event: ExchangeCompleted | ExchangeFa
     before = {answer.exchange.request_sha256 for answer in whole}
     earlier = len(before - {exchange.request_sha256})
     answer = CandidateAnswer(exchange, session.era, earlier, isinstance(event, ExchangeFailed))
-    return session._replace(answers=_with(session.answers, event.exchange_id, answer))
+    return session._replace(answers=with_first(session.answers, event.exchange_id, answer))
 
 
 def is_of_the_past(life: JoiningState, event: Event) -> bool:
@@ -333,7 +314,3 @@ def is_of_the_past(life: JoiningState, event: Event) -> bool:
 def judged_of(event: VerdictReached | HintFound | HintAbsent | TeacherScored) -> VerdictKey:
     """Return the key of a verdict, a hint or a teacher's scores."""
     return VerdictKey(event.judge, event.prompt_version, event.revision, event.turn_id)
-
-
-def _with(known: Mapping[_K, _V], key: _K, value: _V) -> Mapping[_K, _V]:
-    return known if key in known else MappingProxyType({**known, key: value})

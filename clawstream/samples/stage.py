@@ -7,17 +7,17 @@ score is asked for again until the deadline, and only then recorded as failed.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from clawstream.events import Event, TeacherStatus, float32
+from clawstream.events import Event, TeacherScored, TeacherStatus, float32
 from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
 from clawstream.inference.teacher import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S
 from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState
 from clawstream.stream import topics
-from clawstream.stream.stage import DAY_MS, Record, Stage, Step
+from clawstream.stream.stage import DAY_MS, Stage
 
 READS = (topics.EXCHANGES, topics.TURNS, topics.VERDICTS, topics.HINTS, topics.FEEDBACK, topics.ANSWERS)
 
@@ -35,11 +35,12 @@ def samples_stage(rules: SampleRules, *, forgets: bool = True, retain_ms: int = 
     With `forgets`, it puts a done session away once every judge with a verdict has finished it. Feedback counts until
     the session was silent for `retain_ms`. `asking_stage` makes the calls of this stage.
     """
-
-    def step(session: JoiningState | None, record: Record) -> Step[JoiningState, Scoring]:
-        return Step(*observe(session, record.event, rules, forgets=forgets))
-
-    return Stage(name="samples", reads=READS, step=step, retain_ms=retain_ms)
+    return Stage(
+        name="samples",
+        reads=READS,
+        step=lambda session, record: observe(session, record.event, rules, forgets=forgets),
+        retain_ms=retain_ms,
+    )
 
 
 def asking_stage(
@@ -63,34 +64,25 @@ def asking_stage(
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _TeacherCaller:
     """Turns scorings into `TeacherScored` events."""
 
-    def __init__(self, teacher: ScoringTeacher, now_ms: Callable[[], int], deadline_s: float) -> None:
-        self._teacher = teacher
-        self._now_ms = now_ms
-        self._deadline_ms = int(deadline_s * 1000)
+    teacher: ScoringTeacher
+    now_ms: Callable[[], int]
+    deadline_s: float
 
     async def ask(self, scoring: Scoring) -> Sequence[Event]:
         """Ask both engines. Raises TryLater where no score came."""
-        began_ms = self._now_ms()
-        wanted = ScoreRequest(
-            scoring.hinted_ids, scoring.prompt_ids, scoring.response_ids, scoring.policy_id, scoring.sampled_by
-        )
+        began_ms = self.now_ms()
         try:
-            scores = await self._teacher.score(wanted)
+            scores = await self.teacher.score(scoring.wanted)
         except EngineRefused as error:
-            took_ms = self._now_ms() - began_ms
-            return [
-                scoring.said(
-                    status=TeacherStatus.REFUSED, latency_ms=took_ms, at_ms=self._now_ms(), error=error.message
-                )
-            ]
+            return [self._event(scoring, TeacherStatus.REFUSED, error.message, self.now_ms() - began_ms)]
+        scored = self._event(scoring, TeacherStatus.SCORED, None, self.now_ms() - began_ms)
         return [
-            scoring.said(
-                status=TeacherStatus.SCORED,
-                latency_ms=self._now_ms() - began_ms,
-                at_ms=self._now_ms(),
+            replace(
+                scored,
                 teacher_logprobs=float32(scores.teacher_logprobs),
                 student_logprobs=float32(scores.student_logprobs),
                 student_version=scores.student_version,
@@ -99,6 +91,7 @@ class _TeacherCaller:
 
     def give_up(self, scoring: Scoring, why: str) -> Sequence[Event]:
         """Say that no score came before the deadline."""
-        return [
-            scoring.said(status=TeacherStatus.FAILED, latency_ms=self._deadline_ms, at_ms=self._now_ms(), error=why)
-        ]
+        return [self._event(scoring, TeacherStatus.FAILED, why, int(self.deadline_s * 1000))]
+
+    def _event(self, scoring: Scoring, status: TeacherStatus, error: str | None, latency_ms: int) -> TeacherScored:
+        return scoring.event(status, error, latency_ms=latency_ms, at_ms=self.now_ms())

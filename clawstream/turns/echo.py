@@ -11,16 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-from clawstream.conversation.history import (
-    Said,
-    continued,
-    each_said,
-    left_of,
-    num_equal,
-    num_same,
-    said,
-    starts_with,
-)
+from clawstream.conversation.history import Said, continued, each_said, left_of, num_equal, num_same, said, starts_with
 from clawstream.conversation.messages import (
     Message,
     is_summary,

@@ -1,6 +1,6 @@
 """Pair each answer with what happened next in its session. Pure.
 
-The one rule: an answer counts as delivered only when the history of a later request echoes it, whether that request was
+An answer counts as delivered only when the history of a later request echoes it, whether that request was
 answered or not; what came next ends where that request ends. Until then the answer is pending. A history with something
 else in its place makes it an orphan.
 """
@@ -11,11 +11,11 @@ from itertools import islice
 from types import MappingProxyType
 from typing import NamedTuple
 
+from clawstream.conversation.floor import with_entry
 from clawstream.conversation.history import rebuild
 from clawstream.conversation.messages import parse, same_answer
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
-    Event,
     ExchangeCompleted,
     ExchangeFailed,
     OrphanReason,
@@ -24,6 +24,7 @@ from clawstream.events import (
     TurnPaired,
     TurnType,
 )
+from clawstream.stream.stage import Step
 from clawstream.turns.echo import Displaced, Echo, Missing, look, look_behind, next_state, stands_at
 
 MAX_PENDING = 32  # reached only by asking the same again and again; the oldest answer is then given up
@@ -32,7 +33,7 @@ MAX_ALIKE = 32  # how many of the newest equal answers are compared with a chang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """An answer whose fate no request has shown yet."""
+    """An answer of which no request has shown yet what became of it."""
 
     turn_id: str
     asked: tuple[bytes, ...] | None  # the request's messages; None: an exchange they refer to is not known
@@ -57,56 +58,48 @@ class PairingState(NamedTuple):
 
 def observe(
     session: PairingState | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int
-) -> tuple[PairingState, list[Event]]:
-    """Return the session with `arrived` in it, and the fate of each pending answer that `arrived` shows.
+) -> Step[PairingState, None]:
+    """Return the session with `arrived` in it, and what became of each pending answer that `arrived` shows.
 
     An exchange seen before changes nothing. A side turn is remembered only as a parent of later requests. So is a
     failed exchange, once its history was read, unless its client got a part of the answer. A main request whose parent
     is unknown shows nothing; its own answer is pending like any other.
     """
     if session is not None and arrived.exchange_id in session.requests:
-        return session, []
+        return Step(session)
     session = _remember(session, arrived, at_ms)
     if arrived.turn_type is TurnType.SIDE:
-        return session, []
-    try:
-        messages = rebuild(arrived.exchange_id, session.requests).messages
-    except UnusableExchange:
-        messages = None
-    fates = {} if messages is None else _fates(session, arrived, messages)
+        return Step(session)
+    messages = _asked(session, arrived.exchange_id)
+    decided = {} if messages is None else _decided(session, arrived, messages)
     paired = {
         item.turn_id: item.answer
         for item in session.pending
-        if not item.interrupted and isinstance(fates.get(item.turn_id), TurnPaired)
+        if not item.interrupted and isinstance(decided.get(item.turn_id), TurnPaired)
     }
-    left = tuple(item for item in session.pending if item.turn_id not in fates)
+    left = tuple(item for item in session.pending if item.turn_id not in decided)
     session = session._replace(pending=left, paired=MappingProxyType({**session.paired, **paired}))
     asked = _pending(arrived, messages)
     if asked is None:
-        return session, [*fates.values()]
+        return Step(session, [*decided.values()])
     given_up = [_orphan(item, arrived, OrphanReason.REGENERATED) for item in left[: 1 - MAX_PENDING]]
     kept = (*left[1 - MAX_PENDING :], asked)
-    return session._replace(pending=kept, answered=True), [*fates.values(), *given_up]
+    return Step(session._replace(pending=kept, answered=True), [*decided.values(), *given_up])
 
 
 def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ...] | None) -> Pending | None:
     """Return the answer that awaits its echo, if any; a partial answer needs a known request."""
-    if isinstance(arrived, ExchangeCompleted):
-        return Pending(
-            turn_id=arrived.exchange_id,
-            asked=asked,
-            answer=arrived.message,
-            finished_at_ms=arrived.finished_at_ms,
-            choice_of=arrived.choice_of,
-        )
-    if arrived.message is None or asked is None:
+    whole = isinstance(arrived, ExchangeCompleted)
+    if arrived.message is None or (asked is None and not whole):
         return None
     return Pending(
         turn_id=arrived.exchange_id,
         asked=asked,
         answer=arrived.message,
-        finished_at_ms=arrived.received_at_ms,  # a client may ask again before its leaving is noticed
-        interrupted=True,
+        # A client may ask again before its leaving is noticed.
+        finished_at_ms=arrived.finished_at_ms if whole else arrived.received_at_ms,
+        interrupted=not whole,
+        choice_of=arrived.choice_of if isinstance(arrived, ExchangeCompleted) else None,
     )
 
 
@@ -120,23 +113,23 @@ def _remember(session: PairingState | None, arrived: ExchangeCompleted | Exchang
     return session._replace(
         newest_exchange_id=arrived.exchange_id,
         newest_at_ms=at_ms,
-        requests=MappingProxyType({**session.requests, arrived.exchange_id: delta}),
+        requests=with_entry(session.requests, arrived.exchange_id, delta),
     )
 
 
-def _fates(
+def _decided(
     session: PairingState, arrived: ExchangeCompleted | ExchangeFailed, messages: Sequence[bytes]
 ) -> dict[str, TurnPaired | TurnOrphaned]:
     """Return what `arrived` shows, by turn id and in answer order; answers left out stay pending."""
     findings = [_finding(session, item, messages) for item in session.pending]
     claims = _claims(findings)
     chosen = {session.pending[number].choice_of for number in claims.values()} - {None}
-    fates: dict[str, TurnPaired | TurnOrphaned] = {}
+    decided: dict[str, TurnPaired | TurnOrphaned] = {}
     for number, (item, finding) in enumerate(zip(session.pending, findings, strict=True)):
         if isinstance(finding, Echo) and claims[finding.index] == number:
             state = next_state(messages, finding)
             if state:
-                fates[item.turn_id] = TurnPaired(
+                decided[item.turn_id] = TurnPaired(
                     session_id=arrived.session_id,
                     turn_id=item.turn_id,
                     next_exchange_id=arrived.exchange_id,
@@ -147,8 +140,8 @@ def _fates(
         reason = OrphanReason.REGENERATED if item.choice_of in chosen else _reason(finding, number, claims)
         # A request that was sent before the answer was complete can't echo it, and shows nothing.
         if reason is not None and arrived.received_at_ms >= item.finished_at_ms:
-            fates[item.turn_id] = _orphan(item, arrived, reason)
-    return fates
+            decided[item.turn_id] = _orphan(item, arrived, reason)
+    return decided
 
 
 def _finding(session: PairingState, item: Pending, messages: Sequence[bytes]) -> Echo | Displaced | Missing | None:

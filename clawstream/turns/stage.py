@@ -3,14 +3,7 @@
 The one rule: a record on the log or the log's own clock ends a session, never this machine's clock.
 """
 
-from clawstream.events import (
-    Event,
-    ExchangeCompleted,
-    ExchangeFailed,
-    SessionDone,
-    SessionIdle,
-    TurnsSettled,
-)
+from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, SessionDone, SessionIdle, TurnsSettled
 from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 from clawstream.turns.pairing import PairingState, observe
@@ -33,8 +26,7 @@ def step(session: PairingState | None, record: Record) -> Step[PairingState, Non
     """Return the session after `record`, and the turns that it decides."""
     event = record.event
     if isinstance(event, ExchangeCompleted | ExchangeFailed):
-        after, events = observe(session, event, record.timestamp_ms)
-        return Step(after, events)
+        return observe(session, event, record.timestamp_ms)
     if session is None:
         return Step(None)
     if isinstance(event, SessionDone):

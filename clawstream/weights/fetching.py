@@ -21,7 +21,8 @@ import aiohttp
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import PolicyPublished
-from clawstream.inference.bases import MANIFEST, File, files_of, version_name
+from clawstream.inference.bases import MANIFEST, File, files_of, sha256_of_file, version_name
+from clawstream.inference.http_borders import bearer
 from clawstream.locks import locked
 
 log = logging.getLogger(__name__)
@@ -58,8 +59,7 @@ class Fetcher:
                 "Name its folder on this machine"
             )
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        key = settings.api_key
-        headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
+        headers = bearer(settings.api_key)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
         with locked(folder / ".lock", within_s=0):
             async with aiohttp.ClientSession(headers=headers, timeout=timeout, auto_decompress=False) as session:
@@ -79,8 +79,7 @@ class Fetcher:
         fetching = self._folder / f".fetching-{_name(version)}"
         try:
             await asyncio.to_thread(fetching.mkdir, parents=True, exist_ok=True)
-            manifest = await self._manifest(version)
-            files = self._files(version, manifest)
+            manifest, files = await self._manifest(version)
             for file in files:
                 await self._bring_file(version, file, fetching / file.name)
             await asyncio.to_thread(_put, fetching, manifest, self._folder / _name(version))
@@ -101,7 +100,8 @@ class Fetcher:
         except OSError as error:
             raise TryLater(f"{self._folder}: old versions can't be removed: {error}") from error
 
-    async def _manifest(self, version: PolicyPublished) -> bytes:
+    async def _manifest(self, version: PolicyPublished) -> tuple[bytes, list[File]]:
+        """Return the manifest, and the files in it that engines need."""
         raw = b"".join([piece async for piece in self._read(version, MANIFEST, 0, MANIFEST_BYTES)])
         found = hashlib.sha256(raw).hexdigest()
         if found != version.manifest_sha256:
@@ -110,16 +110,13 @@ class Fetcher:
                 f"says {(version.manifest_sha256 or '')[:12]}. It is not loaded. Is weights.url another policy's "
                 "trainer?"
             )
-        return raw
-
-    def _files(self, version: PolicyPublished, manifest: bytes) -> list[File]:
         try:
-            return [file for file in files_of(manifest) if file.is_for_engines]
+            return raw, [file for file in files_of(raw) if file.is_for_engines]
         except ValueError as error:
             raise TryLater(f"{self._url}: version {version.policy_version}: {error}. It is not loaded") from error
 
     async def _bring_file(self, version: PolicyPublished, file: File, path: Path) -> None:
-        begun = await asyncio.to_thread(_begun_bytes, path)
+        begun = await asyncio.to_thread(_num_begun_bytes, path)
         if begun < file.num_bytes:
             with await asyncio.to_thread(path.open, "ab") as out:
                 async for piece in self._read(version, file.name, begun, file.num_bytes - begun):
@@ -167,15 +164,13 @@ def _sync(path: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Take the folder out of its place first: a removal that is interrupted leaves no half of it there."""
-    aside = folder
+    """Remove the folder, renamed first: a removal that is interrupted leaves no half of it under its name."""
     if not folder.name.startswith("."):
-        aside = folder.with_name(f".removing-{folder.name}")
-        folder.rename(aside)
-    shutil.rmtree(aside)
+        folder = folder.rename(folder.with_name(f".removing-{folder.name}"))
+    shutil.rmtree(folder)
 
 
-def _begun_bytes(path: Path) -> int:
+def _num_begun_bytes(path: Path) -> int:
     """Return how much of the file is here; a file without any byte is made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -184,9 +179,7 @@ def _begun_bytes(path: Path) -> int:
 
 def _wrong(path: Path, file: File) -> str | None:
     """Return what is wrong with a fetched file; None: nothing. A file that can't be resumed is removed."""
-    with path.open("rb") as opened:
-        found = hashlib.file_digest(opened, "sha256").hexdigest()
-    size = path.stat().st_size
+    found, size = sha256_of_file(path), path.stat().st_size
     if found == file.sha256:
         return None
     if size >= file.num_bytes:

@@ -1,6 +1,6 @@
 """Which version an engine should take over next, and which adapters it may forget. Pure.
 
-The one rule: an engine serves the newest published full weights and, if an adapter was published since, the newest
+An engine serves the newest published full weights and, if an adapter was published since, the newest
 adapter. The engine says what it serves; the log says what it was last told to serve.
 """
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clawstream.events import Event, PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engines.behaviour import adapter_name, adapter_version
+from clawstream.inference.engines.engine import adapter_name, adapter_version
 
 ADAPTERS_KEPT = 2  # the newest, and the one before it, under which requests may still run
 
@@ -31,6 +31,11 @@ class Rollout:
     active: Mapping[str, int] = field(default_factory=dict)
     adapted: Mapping[str, int] = field(default_factory=dict)
     rejected: frozenset[tuple[str, int]] = frozenset()
+
+    @property
+    def offered(self) -> list[PolicyPublished]:
+        """The versions that engines should serve."""
+        return [version for version in (self.newest, self.adapter) if version is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +75,7 @@ def _published(state: Rollout, event: PolicyPublished) -> Rollout:
 
 
 def _offered(state: Rollout) -> set[int]:
-    return {version.policy_version for version in (state.newest, state.adapter) if version is not None}
+    return {version.policy_version for version in state.offered}
 
 
 def due(state: Rollout, *, engine: str, serving: Serving) -> PolicyPublished | None:

@@ -1,13 +1,10 @@
 """Keep every engine on the newest published version, one engine after the other, so that one always serves.
 
-Each engine has a task of its own. The engine itself is asked what it serves, so one that comes back with old weights is
-brought up to date like any other. Engines take a version over one at a time. An engine that is away gets no turn, and
-one that answers nothing for TURN_S in the middle of its turn loses it. A process that was killed in the middle of a
-swap may have left an engine paused, so each engine is told to resume first.
-
-The log names an engine's version for certain only while nothing went wrong. After our start, after an error, or where
-the engine serves something else, the next takeover empties the engine's cache (taking.py): a gateway may have put
-requests of older weights under keys that name newer ones.
+The engine itself is asked what it serves, so one that comes back with old weights is brought up to date like any other.
+An engine that is away gets no turn, and one that answers nothing for TURN_S in the middle of its turn loses it. A
+process that was killed in the middle of a swap may have left an engine paused, so each engine is told to resume first.
+After our start, after an error, or where the engine serves something else than the log says, the next takeover empties
+the engine's cache: a gateway may have put requests of older weights under keys that name newer ones.
 """
 
 import asyncio
@@ -15,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -126,11 +124,11 @@ class _Board:
         wait_s, why = every_s, None
         while True:
             failed = None
-            wanted = [version for version in (self._published.newest, self._published.adapter) if version is not None]
+            wanted = self._published.offered
             for version in wanted:
                 if fetcher.here(version) is None:
                     failed = await self._bring_one(fetcher, version) or failed
-            if failed is None and wanted == [v for v in (self._published.newest, self._published.adapter) if v]:
+            if failed is None and wanted == self._published.offered:
                 wait_s, why = every_s, None
                 async with self._changed:
                     await self._changed.wait()
@@ -143,9 +141,8 @@ class _Board:
 
     async def _bring_one(self, fetcher: Fetcher, version: PolicyPublished) -> str | None:
         """Fetch the version; return why that failed, None where it is here."""
-        offered = [offer for offer in (self.rollout.newest, self.rollout.adapter) if offer is not None]
         try:
-            await asyncio.to_thread(fetcher.make_room, [version, *offered, *self.loading.values()])
+            await asyncio.to_thread(fetcher.make_room, [version, *self.rollout.offered, *self.loading.values()])
             await fetcher.bring(version)
         except TryLater as error:
             return str(error)
@@ -185,91 +182,82 @@ class _Turns:
             await asyncio.sleep(self._turn_s / 10)
 
 
+@dataclass(slots=True, eq=False)
 class _Keeper:
     """Keeps one engine current."""
 
-    def __init__(
-        self,
-        engine: SwappingEngine,
-        board: _Board,
-        policy_log: RolloutLog,
-        turns: _Turns,
-        model_path: Path | None,
-        drain_s: float,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._engine = engine
-        self._board = board
-        self._log = policy_log
-        self._turns = turns
-        self._model_path = model_path
-        self._drain_ms = drain_s * 1000
-        self._now_ms = now_ms
-        self._certain = False  # whether it surely is not paused, and the log names the weights that filled its cache
-        self._old_since_ms: dict[str, int] = {}  # by adapter that no new request names: when that was first seen
-        self._waiting = False
-        self._unloading = asyncio.Lock()  # while held, no weights change below the adapters
+    engine: SwappingEngine
+    board: _Board
+    policy_log: RolloutLog
+    turns: _Turns
+    model_path: Path | None
+    drain_s: float
+    now_ms: Callable[[], int]
+    certain: bool = False  # whether it surely is not paused, and the log names the weights that filled its cache
+    old_since_ms: dict[str, int] = field(default_factory=dict)  # when an adapter was first seen to be old, by name
+    waiting: bool = False
+    unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # while held, no weights change below the adapters
 
     async def keep(self, ask_every_s: float) -> None:
         """Look whenever the log says something new, and every `ask_every_s`; never returns."""
         while True:
-            seen = self._board.rollout
+            seen = self.board.rollout
             try:
                 await self._look()
-                self._certain, self._waiting = True, False
+                self.certain, self.waiting = True, False
             except (TryLater, EngineRefused) as error:
-                if not self._waiting:
-                    log.warning("weights_wait engine=%s why=%s", self._engine.url, error)
-                self._certain, self._waiting = False, True
-            await self._board.changed_since(seen, ask_every_s)
+                if not self.waiting:
+                    log.warning("weights_wait engine=%s why=%s", self.engine.url, error)
+                self.certain, self.waiting = False, True
+            await self.board.changed_since(seen, ask_every_s)
 
     async def _look(self) -> None:
         """Bring the engine up to date; the outcome is on the log when this returns."""
-        if not self._certain:
-            await self._engine.resume()
-        told = await serving(self._engine)
-        while due(self._board.rollout, engine=self._engine.url, serving=told) is not None:
-            async with self._turns.one(self._engine):
+        if not self.certain:
+            await self.engine.resume()
+        now = await serving(self.engine)
+        while due(self.board.rollout, engine=self.engine.url, serving=now) is not None:
+            async with self.turns.one(self.engine):
                 await self._take_over()
-            told = await serving(self._engine)
+            now = await serving(self.engine)
 
     async def tidy(self, every_s: float) -> None:
         """Unload adapters that no new request names, beside the takeovers; never returns."""
         while True:
             with contextlib.suppress(TryLater, EngineRefused):
                 await self._forget_old()
-            await self._board.changed_since(self._board.rollout, every_s)
+            await self.board.changed_since(self.board.rollout, every_s)
 
     async def _note_old(self) -> None:
-        loaded, now_ms = await self._engine.lora_adapters(), self._now_ms()
-        old = forgettable(self._board.rollout, engine=self._engine.url, loaded=loaded)
-        self._old_since_ms = {name: self._old_since_ms.get(name, now_ms) for name in old}
+        loaded, now_ms = await self.engine.lora_adapters(), self.now_ms()
+        old = forgettable(self.board.rollout, engine=self.engine.url, loaded=loaded)
+        self.old_since_ms = {name: self.old_since_ms.get(name, now_ms) for name in old}
 
     async def _forget_old(self) -> None:
         await self._note_old()
-        now_ms = self._now_ms()
-        drained = [name for name, since_ms in self._old_since_ms.items() if now_ms - since_ms >= self._drain_ms]
+        now_ms = self.now_ms()
+        drained = [name for name, since_ms in self.old_since_ms.items() if now_ms - since_ms >= 1000 * self.drain_s]
         if drained:
-            async with self._unloading:
-                await forget(self._engine, drained)
+            async with self.unloading:
+                await forget(self.engine, drained)
 
     async def _take_over(self) -> None:
         """Take over the version that is due now that it is our turn: it may be newer than the one due before."""
-        engine, rollout = self._engine, self._board.rollout
-        told = await serving(engine)
-        version = due(rollout, engine=engine.url, serving=told)
+        engine, rollout = self.engine, self.board.rollout
+        now = await serving(engine)
+        version = due(rollout, engine=engine.url, serving=now)
         if version is None:
             return
-        afresh = not self._certain or told.version != str(rollout.active.get(engine.url))
-        async with self._unloading if version.adapter is None else contextlib.nullcontext():
-            self._board.loading[engine.url] = version
+        afresh = not self.certain or now.version != str(rollout.active.get(engine.url))
+        async with self.unloading if version.adapter is None else contextlib.nullcontext():
+            self.board.loading[engine.url] = version
             try:
-                outcome = await take_over(engine, version, self._now_ms, afresh=afresh, model_path=self._model_path)
+                outcome = await take_over(engine, version, self.now_ms, afresh=afresh, model_path=self.model_path)
             finally:
-                del self._board.loading[engine.url]
-        await self._log.append([outcome])
+                del self.board.loading[engine.url]
+        await self.policy_log.append([outcome])
         # Learned at once: the next look may come before the log is read.
-        self._board.learn(outcome)
-        self._certain = True
+        self.board.learn(outcome)
+        self.certain = True
         if version.adapter is not None:
             await self._note_old()

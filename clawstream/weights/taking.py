@@ -1,8 +1,5 @@
 """One engine takes one version over, once the checkpoint's tensors are known to fit, while its requests go on.
 
-SGLang (0.5.23) copies a checkpoint tensor by tensor into the weights it serves. At the first tensor that does not fit
-it reads the same checkpoint again, and its process ends. A missing tensor keeps its old numbers, without an error.
-
 - Full weights in place, the usual case: pause, update, continue. Running requests keep their KV cache; the gateway
   avoids what is cached under older keys. Our adapters are unloaded first, so that requests under them end before the
   weights below them change.
@@ -10,9 +7,10 @@ it reads the same checkpoint again, and its process ends. A missing tensor keeps
   we do not know): running requests are retracted, the cache is emptied, and they are computed again.
 - Adapters, each under a name of its own: nothing is paused.
 
-Full weights whose tensors don't fit the model that the engine serves are never shown to it (fitting.py says what it
-would do). The engine's model is read at the path that the engine names, else in the policy's own folder; where neither
-can be seen from here, the engine is left to judge.
+Full weights whose tensors don't fit the model that the engine serves are never shown to it. SGLang (0.5.23) copies a
+checkpoint tensor by tensor into the weights it serves; at the first that does not fit its process ends, and a missing
+tensor keeps its old numbers without an error. The engine's model is read at the path that the engine names, else in the
+policy's own folder; where neither can be seen from here, the engine is left to judge.
 """
 
 import asyncio
@@ -20,16 +18,18 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from clawstream.errors import TryLater, UnusableCheckpoint
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
 from clawstream.inference.bases import ADAPTER_CONFIG
-from clawstream.inference.engines.behaviour import adapter_version
-from clawstream.inference.engines.engine import EngineRefused, ServerInfo
+from clawstream.inference.engines.engine import EngineRefused, ServerInfo, VersionedEngine, adapter_version
 from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
 from clawstream.weights.rollout import Serving, misnamed, serves
+
+log = logging.getLogger(__name__)
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to the served type, as they are copied
 # Trained on text, a checkpoint need not have them: prediction heads for later tokens, and the towers of other media.
@@ -98,7 +98,9 @@ def unfit(checkpoint: Path, of_its_model: Iterable[Path]) -> str | None:
     if found is None:
         return None
     for folder in of_its_model:
-        expected = _headers(folder)
+        expected = None
+        with suppress(UnusableCheckpoint):
+            expected = tensor_headers(folder)
         if expected is None:
             continue
         wrong = misfit(found, expected, text_config(folder) or {})
@@ -109,27 +111,13 @@ def unfit(checkpoint: Path, of_its_model: Iterable[Path]) -> str | None:
     return None
 
 
-def _headers(folder: Path) -> dict[str, TensorHeader] | None:
-    try:
-        return tensor_headers(folder)
-    except UnusableCheckpoint:
-        return None
-
-
-log = logging.getLogger(__name__)
-
-
-class SwappingEngine(Protocol):
+class SwappingEngine(VersionedEngine, Protocol):
     """The part of an engine's dialect that a weight change needs."""
 
-    @property
-    def url(self) -> str: ...
-    async def weight_version(self) -> str | None: ...
     async def server_info(self) -> ServerInfo: ...
     async def pause(self, *, retract: bool = False) -> None: ...
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None: ...
     async def resume(self) -> None: ...
-    async def lora_adapters(self) -> tuple[str, ...]: ...
     async def load_lora_adapter(self, name: str, path: str) -> None: ...
     async def unload_lora_adapter(self, name: str) -> None: ...
 
@@ -153,9 +141,8 @@ async def take_over(
     Raises TryLater when it does not answer.
     """
     if version.adapter is None:
-        served = Path((await engine.server_info()).model_path)
-        of_its_model = (served,) if model_path is None else (served, model_path)
-        refusal = await asyncio.to_thread(unfit, Path(version.path), of_its_model)
+        folders = [Path((await engine.server_info()).model_path), *([] if model_path is None else [model_path])]
+        refusal = await asyncio.to_thread(unfit, Path(version.path), folders)
         if refusal is not None:
             return _outcome(engine, version, refusal, 0.0, now_ms())
         loaded = await engine.lora_adapters()
@@ -190,9 +177,9 @@ async def swap(
     finally:
         await engine.resume()
     pause_ms = (time.perf_counter() - started) * 1000
-    told = await engine.weight_version()
-    if refusal is None and not serves(Serving(version=told), version):
-        refusal = f"it serves {told} after it took over {version.policy_version}"
+    served = await engine.weight_version()
+    if refusal is None and not serves(Serving(version=served), version):
+        refusal = f"it serves {served} after it took over {version.policy_version}"
     return _outcome(engine, version, refusal, pause_ms, now_ms())
 
 

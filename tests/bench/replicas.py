@@ -28,7 +28,6 @@ import typer
 from transformers import AutoModelForCausalLM
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
-from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublished
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
@@ -40,6 +39,7 @@ from tests.bench.report import report
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import running
+from tests.sessions import history
 
 WITHIN_S = 400.0  # an engine starts in 5 s, and on a machine full of tests in minutes
 SAME_NATS = 0.01

@@ -29,7 +29,6 @@ from clawstream.config import Settings, dump
 from clawstream.events import BatchPlanned, Event, SampleAssembled, StepTaken, TurnPaired, VerdictReached
 from clawstream.local.servers.server_process import HOST, reserved
 from clawstream.projections import database
-from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
@@ -41,6 +40,7 @@ from tests.bench.slot import Slot
 from tests.chaos.peers import engine
 from tests.fakes.scripted_engine import serving
 from tests.parts.engine.tiny_model import make_model
+from tests.renderers import load_renderer
 
 STAGES = ("gateway", "turns", "judging", "samples", "project", "train")
 SIGNALS = {"stopped": signal.SIGTERM, "killed": signal.SIGKILL}
@@ -232,7 +232,7 @@ async def _rig(
     folder: Path, bootstrap: str, url: str, dsn: str, sessions: int
 ) -> AsyncIterator[tuple[Rig, list[Person]]]:
     model = await asyncio.to_thread(make_model, folder / "model", context_length_tokens=CONTEXT_TOKENS)
-    renderer = PromptRenderer.load(model, "qwen3", enable_thinking=False)
+    renderer = load_renderer(model, "qwen3", enable_thinking=False)
     await admin.apply(bootstrap)
     async with contextlib.AsyncExitStack() as stack:
         engine_url = await stack.enter_async_context(serving(engine(renderer, context_length_tokens=CONTEXT_TOKENS)))

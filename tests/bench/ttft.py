@@ -33,6 +33,7 @@ from clawstream.stream.kafka import admin
 from tests.bench.report import report
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import SPECIAL_TOKENS
+from tests.renderers import load_renderer
 
 PROMPT_BYTES = 5_000
 WORDS = [
@@ -71,7 +72,7 @@ def ttft(
 async def _ttft(folder: Path, rounds: int) -> dict[str, float | int]:
     torch.set_num_threads(1)
     model_path = _model(folder / "model")
-    renderer = PromptRenderer.load(model_path, "qwen3", enable_thinking=False)
+    renderer = load_renderer(model_path, "qwen3", enable_thinking=False)
     model = AutoModelForCausalLM.from_pretrained(model_path).eval()
     with contextlib.ExitStack() as stack:
         kafka = stack.enter_context(EmbeddedKafka(folder / "kafka", open_to_all=True))

@@ -14,13 +14,13 @@ from typing import Any
 from clawstream.config import Settings, dump
 from clawstream.local.servers.server_process import reserved
 from clawstream.projections import database
-from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from tests.chaos.parts import Part, preload
 from tests.chaos.peers import Judges, engine
 from tests.chaos.plan import Plan
 from tests.chaos.servers import Broker, Database, Proxy
 from tests.fakes.scripted_engine import serving
+from tests.renderers import load_renderer
 
 _CONTEXT_TOKENS = 4096
 _NO_ROOM_FOR_S = 3.0  # after a disk was full: what was refused then is told now
@@ -67,7 +67,7 @@ async def installed(plan: Plan, folder: Path) -> AsyncIterator[InstallationUnder
         tasks.create_task(preload(training=training))
         made = tasks.create_task(asyncio.to_thread(_model, folder / "model", training=training))
     model = made.result()
-    renderer = PromptRenderer.load(model, "qwen3", enable_thinking=False)
+    renderer = load_renderer(model, "qwen3", enable_thinking=False)
     async with contextlib.AsyncExitStack() as stack:
         kafka_proxy = await stack.enter_async_context(Proxy().running())
         database_proxy = await stack.enter_async_context(Proxy().running())

@@ -23,8 +23,14 @@ from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of
 from clawstream.gateway.engines import EngineAttempt, ServedEngine, StaleCache
 from clawstream.gateway.requests.refusal import BadRequest, to_json
-from clawstream.inference.engines.behaviour import finish_reason, policy_version
-from clawstream.inference.engines.engine import EngineRefused, FinishKind, GenerateRequest, as_recorded
+from clawstream.inference.engines.engine import (
+    EngineRefused,
+    FinishKind,
+    GenerateRequest,
+    as_recorded,
+    finish_reason,
+    policy_version,
+)
 
 LOG = logging.getLogger(__name__)
 _SHARED_KEYS = 3  # tries under a shared cache key, before one under a key of its own

@@ -20,8 +20,7 @@ from clawstream.events import (
 )
 from clawstream.gateway.requests.grouped import Grouped
 from clawstream.gateway.requests.refusal import to_json
-from clawstream.inference.engines.behaviour import Behaviour, behaviour
-from clawstream.inference.engines.engine import Chunk, Finish
+from clawstream.inference.engines.engine import Behaviour, Chunk, Finish, behaviour
 from clawstream.inference.engines.engine import WeightsSpan as EngineSpan
 
 

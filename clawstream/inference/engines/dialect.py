@@ -1,8 +1,7 @@
 """SGLang's native HTTP dialect (0.5.23) as values: what a /generate body means and how an answer is written.
 
-Pure. The client and our own servers share it, so the wire format is in one place. Streams are incremental
-(`--incremental-streaming-output`): a chunk carries only what is new. The file is long because each field of the wire is
-written and read here, side by side.
+Pure. The client and our own servers share it, so each field of the wire is written and read in one place. Streams are
+incremental (`--incremental-streaming-output`): a chunk carries only what is new.
 """
 
 import math
@@ -29,13 +28,11 @@ _GRAMMARS = ("json_schema", "regex", "ebnf")
 _TOKEN_DIGITS = 9
 _MESSAGE_CHARACTERS = 300
 # Parameters that we do not implement, with the value under which they do nothing.
-_NEUTRAL: Mapping[str, object] = {
-    "n": 1,
-    "structural_tag": "",
-    "stop_regex": [],
-    "custom_params": {},
-    "beam_width": 1,
-}
+_NEUTRAL: Mapping[str, object] = {"n": 1, "structural_tag": "", "stop_regex": [], "custom_params": {}, "beam_width": 1}
+# Fields of which a batch may give one for each prompt.
+_PER_PROMPT = (
+    "rid", "extra_key", "lora_path", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num",
+)  # fmt: skip
 # Parameters about text, which these servers do not send.
 _IGNORED = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
 
@@ -107,38 +104,41 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": -1 if sampling.top_k is None else sampling.top_k,
+        **_given(
+            stop_token_ids=list(sampling.stop_token_ids) or None,
+            stop=list(sampling.stop) or None,
+            sampling_seed=sampling.sampling_seed,
+            ignore_eos=sampling.ignore_eos or None,
+        ),
+        **_write_shaping(sampling.shaping or UNSHAPED),
     }
-    if sampling.stop_token_ids:
-        params["stop_token_ids"] = list(sampling.stop_token_ids)
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
-    if sampling.sampling_seed is not None:
-        params["sampling_seed"] = sampling.sampling_seed
-    if sampling.ignore_eos:
-        params["ignore_eos"] = True
-    if sampling.shaping is not None:
-        params |= _write_shaping(sampling.shaping)
-    body: dict[str, object] = {
+    return {
         "input_ids": list(request.input_ids),
         "sampling_params": params,
         "return_logprob": True,
         "stream": stream,
+        **_given(
+            top_logprobs_num=request.top_logprobs_num or None,
+            rid=request.rid,
+            extra_key=request.extra_key,
+            lora_path=request.lora_name,
+        ),
     }
-    if request.top_logprobs_num:
-        body["top_logprobs_num"] = request.top_logprobs_num
-    optional = {"rid": request.rid, "extra_key": request.extra_key, "lora_path": request.lora_name}
-    return body | {key: value for key, value in optional.items() if value is not None}
+
+
+def _given(**values: object) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _write_shaping(shaping: Shaping) -> dict[str, object]:
-    said: dict[str, object] = {
+    written: dict[str, object] = {
         field.name: value
         for field in fields(Shaping)
         if (value := getattr(shaping, field.name)) != getattr(UNSHAPED, field.name)
     }
     if shaping.logit_bias:
-        said["logit_bias"] = {str(biased.token_id): biased.bias for biased in shaping.logit_bias}
-    return said
+        written["logit_bias"] = {str(biased.token_id): biased.bias for biased in shaping.logit_bias}
+    return written
 
 
 def read_body(body: object, *, new_rid: str) -> GenerateBody:
@@ -150,11 +150,7 @@ def read_body(body: object, *, new_rid: str) -> GenerateBody:
         raise RequestRefused(f"input_ids is {_kind(input_ids)}, expected a list of token ids or a list of such lists")
     batch = isinstance(input_ids[0], list)
     prompts = input_ids if batch else [input_ids]
-    columns = {
-        key: _column(body, key, len(prompts), batch=batch)
-        for key in ("rid", "extra_key", "lora_path", "sampling_params", "return_logprob", "logprob_start_len")
-    }
-    columns["top_logprobs_num"] = _column(body, "top_logprobs_num", len(prompts), batch=batch)
+    columns = {key: _column(body, key, len(prompts), batch=batch) for key in _PER_PROMPT}
     shared_rid = body.get("rid") if isinstance(body.get("rid"), str) else None
     calls = []
     for index, prompt in enumerate(prompts):
@@ -179,18 +175,18 @@ def _call(prompt: object, row: Mapping[str, Any]) -> Call:
     if not isinstance(prompt, list) or not prompt or not all(type(token) is int for token in prompt):
         raise RequestRefused("input_ids holds something other than integers; send token ids")
     start = row["logprob_start_len"]
-    start = None if start is None or start == -1 else _integer("logprob_start_len", start, low=0)
+    start = None if start in (None, -1) else _integer("logprob_start_len", start, low=0)
     if start is not None and start > len(prompt):
         raise RequestRefused(f"logprob_start_len is {start}, higher than the number of input tokens {len(prompt)}")
     wanted = row["return_logprob"] is True
     return Call(
-        rid=_text("rid", row["rid"]),
+        rid=read_text("rid", row["rid"]),
         request=GenerateRequest(
             input_ids=prompt,
             sampling=read_sampling(row["sampling_params"]),
-            extra_key=None if row["extra_key"] is None else _text("extra_key", row["extra_key"]),
+            extra_key=None if row["extra_key"] is None else read_text("extra_key", row["extra_key"]),
             rid=row["rid"],
-            lora_name=None if row["lora_path"] is None else _text("lora_path", row["lora_path"]),
+            lora_name=None if row["lora_path"] is None else read_text("lora_path", row["lora_path"]),
         ),
         return_logprob=wanted,
         logprob_start=start if wanted else None,
@@ -200,8 +196,7 @@ def _call(prompt: object, row: Mapping[str, Any]) -> Call:
 
 def read_sampling(params: object) -> SamplingParams:
     """The sampling parameters of a body; what is not implemented is refused unless it has no effect."""
-    if params is None:
-        params = {}
+    params = {} if params is None else params
     if not isinstance(params, dict):
         raise RequestRefused(f"sampling_params is {_kind(params)}, expected an object")
     rest = {key: value for key, value in params.items() if value is not None and key not in _IGNORED}
@@ -227,7 +222,7 @@ def read_sampling(params: object) -> SamplingParams:
         top_p=top_p,
         top_k=None if top_k == -1 else _integer("top_k", top_k, low=1),
         stop_token_ids=tuple(_integer("stop_token_ids", token, low=0) for token in stop_ids),
-        stop=(stop,) if isinstance(stop, str) else tuple(_text("stop", one) for one in stop),
+        stop=(stop,) if isinstance(stop, str) else tuple(read_text("stop", one) for one in stop),
         sampling_seed=None if seed is None else _integer("sampling_seed", seed, low=-(2**63), high=2**63 - 1),
         ignore_eos=ignore_eos,
         shaping=shaping,
@@ -239,7 +234,7 @@ def _read_shaping(rest: dict[str, Any], max_new_tokens: int) -> Shaping | None:
     repetition_penalty = _number("repetition_penalty", rest.pop("repetition_penalty", 1.0), low=0.0, high=2.0)
     if repetition_penalty == 0.0:
         raise RequestRefused("repetition_penalty is 0, expected a number in (0, 2]")
-    grammars = {name: _text(name, value) for name in _GRAMMARS if (value := rest.pop(name, None))}
+    grammars = {name: read_text(name, value) for name in _GRAMMARS if (value := rest.pop(name, None))}
     if len(grammars) > 1:
         raise RequestRefused(f"{' and '.join(grammars)} are both set, expected one grammar")
     biases = rest.pop("logit_bias", {})
@@ -255,9 +250,7 @@ def _read_shaping(rest: dict[str, Any], max_new_tokens: int) -> Shaping | None:
             TokenBias(token_id=int(token), bias=_number("logit_bias", bias, low=-math.inf, high=math.inf))
             for token, bias in biases.items()
         ),
-        json_schema=grammars.get("json_schema"),
-        regex=grammars.get("regex"),
-        ebnf=grammars.get("ebnf"),
+        **grammars,
     )
     return None if shaping == UNSHAPED else shaping
 
@@ -317,21 +310,20 @@ def write_spans(spans: Sequence[WeightsSpan], current: str) -> list[dict[str, ob
 
 def read_chunk(element: Mapping[str, Any]) -> Chunk:
     """One element of a streamed answer; raises KeyError, TypeError or ValueError where it is not of this dialect."""
-    meta: Mapping[str, Any] = {**element["meta_info"]}
+    meta: Mapping[str, Any] = {**element["meta_info"]}  # a TypeError where it is no object
     token_ids = tuple(element["output_ids"])
     pairs = meta.get("output_token_logprobs") or ()
-    finish = read_finish(meta.get("finish_reason"))
+    finish = _read_finish(meta.get("finish_reason"))
     if finish is not None and finish.kind is FinishKind.ABORT and len(pairs) != len(token_ids):
         token_ids, pairs = (), ()  # SGLang repeats its last token when it aborts a request that was waiting
     if pairs and len(pairs) != len(token_ids):
-        raise ValueError(
-            f"{len(pairs)} log-probs for {len(token_ids)} new tokens; "
-            "start the engine with --incremental-streaming-output"
-        )
+        counts = f"{len(pairs)} log-probs for {len(token_ids)} new tokens"
+        raise ValueError(f"{counts}; start the engine with --incremental-streaming-output")
     sampled = meta.get("completion_tokens")
     if sampled is not None and type(sampled) is not int:
         raise ValueError(f"completion_tokens is {str(sampled)[:100]}, expected an integer")
-    top = meta.get("output_top_logprobs")
+    top = meta.get("output_top_logprobs") or ()
+    top = top if len(top) == len(token_ids) else ()
     return Chunk(
         token_ids,
         tuple([pair[0] for pair in pairs]) if pairs else (None,) * len(token_ids),
@@ -341,17 +333,8 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
         finish,
         () if finish is None else _spans(meta.get("weight_versions") or ()),
         sampled,
-        _top(top, len(token_ids)) if top else (),
+        tuple(tuple((float(entry[0]), int(entry[1])) for entry in likeliest or ()) for likeliest in top),
     )
-
-
-def _top(
-    written: Sequence[Sequence[Sequence[Any]] | None], num_tokens: int
-) -> tuple[tuple[tuple[float, int], ...], ...]:
-    """Return the likeliest tokens at each place; empty where their number is not that of the chunk's tokens."""
-    if len(written) != num_tokens:
-        return ()
-    return tuple(tuple((float(entry[0]), int(entry[1])) for entry in one or ()) for one in written)
 
 
 def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[WeightsSpan, ...]:
@@ -382,16 +365,12 @@ def _joined(first: Chunk, rest: Sequence[Chunk]) -> Chunk:
     )
 
 
-def read_finish(reason: Mapping[str, Any] | None) -> Finish | None:
-    """The finish that a `finish_reason` object names."""
+def _read_finish(reason: Mapping[str, Any] | None) -> Finish | None:
     if reason is None:
         return None
     kind, message = FinishKind(reason["type"]), reason.get("message")
-    return Finish(
-        kind=kind,
-        matched=reason.get("matched"),
-        message=None if message is None else str(message)[:_MESSAGE_CHARACTERS],
-    )
+    message = None if message is None else str(message)[:_MESSAGE_CHARACTERS]
+    return Finish(kind=kind, matched=reason.get("matched"), message=message)
 
 
 def _integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
@@ -407,13 +386,13 @@ def _number(name: str, value: object, *, low: float, high: float) -> float:
     return float(value)
 
 
-def _text(name: str, value: object) -> str:
+def read_text(name: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise RequestRefused(f"{name} is {value!r}, expected a string that is not empty")
     return value
 
 
 def _kind(value: object) -> str:
-    return (
-        "missing" if value is None else f"an empty {type(value).__name__}" if not value else f"a {type(value).__name__}"
-    )
+    if value is None:
+        return "missing"
+    return f"{'a' if value else 'an empty'} {type(value).__name__}"

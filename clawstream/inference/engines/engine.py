@@ -1,21 +1,22 @@
-"""Requests to a model and its answers as values, the protocol of engine clients, and whether an answer is possible.
+"""Requests to a model and its answers as values, the protocol of engine clients, and policy versions on engines. Pure.
 
-An engine gives no number that it did not compute: a log-prob it left out is None, never 0.
-Log-probs are nats at the sampling temperature, after penalties and before top-p, top-k and min-p (temperature 0 counts
-as 1), as SGLang reports them by default; with SGLANG_RETURN_ORIGINAL_LOGPROB set it reports those of temperature 1
-instead, so leave that unset.
-
-A value that no engine can have computed is not passed on, so it is neither shown nor recorded.
+A log-prob that an engine left out is None, never 0. Log-probs are nats at the sampling temperature, after penalties and
+before top-p, top-k and min-p (temperature 0 counts as 1), as SGLang reports them by default; with
+SGLANG_RETURN_ORIGINAL_LOGPROB set it reports those of temperature 1 instead, so leave that unset. A value that no
+engine can have computed is not passed on, so it is neither shown nor recorded. An adapter's name ends with its policy
+version, so the names that an engine has loaded tell anybody which versions it serves.
 """
 
+import re
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import NamedTuple, NoReturn, Protocol
 
-from clawstream.errors import ClawstreamError
+from clawstream.errors import ClawstreamError, TryLater
+from clawstream.events import FinishReason, Shaping, TokenIds, VersionSpan
 from clawstream.events import Sampling as Recorded
-from clawstream.events import Shaping, TokenIds
 
 
 class EngineRefused(ClawstreamError):
@@ -143,34 +144,8 @@ class Engine(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Chunks as they are sampled; closing the iterator early cancels the generation."""
 
-    async def score(
-        self, input_ids: Sequence[int], start: int, *, extra_key: str | None = None, lora_name: str | None = None
-    ) -> tuple[float, ...]:
-        """Log-probs (temperature 1) of input_ids[start:], each given all tokens before it; start is at least 1."""
-
-    async def pause(self, *, retract: bool = False) -> None:
-        """Sample no token until `resume`; running requests keep their state, or with `retract` compute it again."""
-
-    async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
-        """Serve the weights at `path` under the name `version`; no running request is cut.
-
-        With `flush_cache`, which needs a pause with `retract`, no key uses what was cached before.
-        """
-
-    async def resume(self) -> None:
-        """Go on sampling where `pause` stopped."""
-
-    async def load_lora_adapter(self, name: str, path: str) -> None:
-        """Load the adapter, which requests may name from now on."""
-
-    async def unload_lora_adapter(self, name: str) -> None:
-        """Unload the adapter, after the requests that run under it have finished."""
-
     async def lora_adapters(self) -> tuple[str, ...]:
         """The names of the adapters that are loaded."""
-
-    async def health(self) -> bool:
-        """Whether the engine answers and can generate."""
 
     async def server_info(self) -> ServerInfo:
         """What the engine serves at this moment."""
@@ -186,9 +161,7 @@ class Plausible:
     """One streamed answer to `request` by a model of so many token ids."""
 
     def __init__(self, request: GenerateRequest, num_token_ids: int) -> None:
-        self._most_tokens = request.sampling.max_new_tokens
-        self._prompt_tokens = len(request.input_ids)
-        self._stop = request.sampling.stop
+        self._request = request
         self._num_token_ids = num_token_ids
         self.num_tokens = 0
 
@@ -203,18 +176,18 @@ class Plausible:
             if value is not None and not (type(value) is float and _LEAST_NATS <= value <= 0.0):
                 check_logprob(value)
         self.num_tokens += len(chunk.token_ids)
-        if self.num_tokens > self._most_tokens:
-            raise ValueError(f"{self.num_tokens} tokens, expected at most the {self._most_tokens} that were asked for")
+        num_prompt, most = len(self._request.input_ids), self._request.sampling.max_new_tokens
+        if self.num_tokens > most:
+            raise ValueError(f"{self.num_tokens} tokens, expected at most the {most} that were asked for")
         read_version(chunk.weight_version)
-        _check_count("prompt_tokens", chunk.prompt_tokens, self._prompt_tokens)
+        _check_count("prompt_tokens", chunk.prompt_tokens, num_prompt)
         # A request that was retracted for others finds its own tokens cached when it goes on.
-        _check_count("cached_tokens", chunk.cached_tokens, self._prompt_tokens + self._most_tokens)
+        _check_count("cached_tokens", chunk.cached_tokens, num_prompt + most)
         if chunk.finish is not None:
-            self._check_end(chunk)
+            self._check_end(chunk.finish.matched)
 
-    def _check_end(self, chunk: Chunk) -> None:
-        matched = chunk.finish and chunk.finish.matched
-        if isinstance(matched, str) and matched not in self._stop:
+    def _check_end(self, matched: object) -> None:
+        if isinstance(matched, str) and matched not in self._request.sampling.stop:
             _wrong("matched stop", matched, "one of the stop strings that were asked for")
         if not (matched is None or isinstance(matched, str) or type(matched) is int):
             _wrong("matched stop", matched, "a token id or a string")
@@ -236,11 +209,120 @@ def _check_count(name: str, count: object, most: int) -> None:
 def read_version(name: object) -> str | None:
     """Return the name of an engine's weights; raises ValueError where it is no name."""
     if name is not None and (not isinstance(name, str) or len(name) > MOST_NAME_CHARACTERS):
-        raise ValueError(
-            f"weight_version is {repr(name)[:100]}, expected a text of at most {MOST_NAME_CHARACTERS} characters"
-        )
+        _wrong("weight_version", name, f"a text of at most {MOST_NAME_CHARACTERS} characters")
     return name
 
 
 def _wrong(name: str, found: object, expected: str) -> NoReturn:
     raise ValueError(f"{name} is {repr(found)[:100]}, expected {expected}")
+
+
+BASE_VERSION = 0
+_BASE_NAMES = ("default", "base")  # what SGLang calls the weights that it was started with
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_VERSION = re.compile(r".+-v([0-9]{1,18})", re.ASCII | re.DOTALL)
+
+
+def policy_version(name: str | None) -> int:
+    """Return the version that an engine's weights are named after; the weights that it was started with are version 0.
+
+    Raises TryLater for a name that is no version of ours.
+    """
+    if name is None or name in _BASE_NAMES:
+        return BASE_VERSION
+    if not _NUMBER.fullmatch(name):
+        raise TryLater(
+            f"the engine's weights are named {name[:100]!r}; expected a version number. Start it without a name"
+        )
+    return int(name)
+
+
+def cache_key(policy_id: str, weights: int, tenant: str | None = None) -> str:
+    """Return the key under which a tenant's requests to these weights share cached prompts."""
+    return f"{policy_id}:{weights}" if tenant is None else f"{policy_id}:{weights}:{tenant}"
+
+
+def adapter_name(policy_id: str, version: int) -> str:
+    """Return the name under which engines serve this version of the policy."""
+    return f"{policy_id}-v{version}"
+
+
+def adapter_version(policy_id: str, name: str) -> int | None:
+    """Return the version that the name stands for; None: it is no adapter of this policy."""
+    found = _VERSION.fullmatch(name)
+    return int(found[1]) if found is not None and name == adapter_name(policy_id, int(found[1])) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """Which version sampled which tokens, and how likely each was under it; None where no published version did."""
+
+    versions: tuple[VersionSpan, ...]
+    logprobs_nats: Sequence[float | None]
+
+
+def behaviour(
+    engine_spans: Sequence[WeightsSpan], logprobs_nats: Sequence[float | None], adapter_version: int | None = None
+) -> Behaviour:
+    """Return which versions sampled the tokens; an engine names the weights even under an adapter.
+
+    Where those weights change below an adapter, the tokens from there on belong to no version: they bear the name of
+    the new weights, and no log-probs. Raises TryLater where the engine's spans don't cover the tokens, or go back to
+    older weights: a rollback has a number of its own.
+    """
+    spans = [span for span in engine_spans if span.num_tokens]
+    num_named = sum(span.num_tokens for span in spans)
+    if num_named != len(logprobs_nats):
+        raise TryLater(
+            f"the engine named the weights of {num_named} of {len(logprobs_nats)} sampled tokens; the answer is not "
+            "recorded. Use an engine that reports weight_versions"
+        )
+    versions = tuple(
+        VersionSpan(policy_version=policy_version(span.version), num_tokens=span.num_tokens) for span in spans
+    )
+    older = next((two for two in pairwise(versions) if two[0].policy_version > two[1].policy_version), None)
+    if older is not None:
+        raise TryLater(
+            f"the engine went from version {older[0].policy_version} back to {older[1].policy_version} within an "
+            "answer; the answer is not recorded"
+        )
+    if adapter_version is None or not versions:
+        return Behaviour(versions=versions, logprobs_nats=logprobs_nats)
+    pinned, *rest = versions
+    lost = [None] * sum(span.num_tokens for span in rest)
+    return Behaviour(
+        versions=(replace(pinned, policy_version=adapter_version), *rest),
+        logprobs_nats=[*logprobs_nats[: pinned.num_tokens], *lost],
+    )
+
+
+def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
+    """Return why an answer ended, in OpenAI's words; an aborted one has no such reason and does not come here."""
+    if finish.kind is FinishKind.LENGTH:
+        return FinishReason.LENGTH
+    return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP
+
+
+class Served(NamedTuple):
+    """The weights or adapter that answer a request for the newest version."""
+
+    weights: int
+    version: int
+    adapter: str | None  # the one that has the version; None: the weights have it
+
+
+class VersionedEngine(Protocol):
+    """An engine that says what it serves."""
+
+    @property
+    def url(self) -> str: ...
+    async def weight_version(self) -> str | None: ...
+    async def lora_adapters(self) -> tuple[str, ...]: ...
+
+
+async def served(engine: VersionedEngine, policy_id: str) -> Served:
+    """Return what the engine serves now. Raises TryLater where it names nothing, or no version of ours."""
+    weights = policy_version(await engine.weight_version())
+    adapters = {adapter_version(policy_id, name): name for name in await engine.lora_adapters()}
+    newest = max((version for version in adapters if version is not None), default=weights)
+    return Served(weights, max(weights, newest), adapters[newest] if newest > weights else None)

@@ -19,7 +19,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from clawstream.inference.engines.dialect import Call, GenerateBody, RequestRefused, TokenDelta, read_body, write_delta
+from clawstream.inference.engines.dialect import (
+    Call,
+    GenerateBody,
+    RequestRefused,
+    TokenDelta,
+    read_body,
+    read_text,
+    write_delta,
+)
 from clawstream.inference.http_borders import OriginGuard
 
 PAUSE_MODES = ("abort", "retract", "in_place")
@@ -35,7 +43,6 @@ class CommandResult:
 
     success: bool
     message: str
-    status: int | None = None
 
 
 class Generation(Protocol):
@@ -102,7 +109,6 @@ def build_app(backend: Backend) -> Starlette:
         "/v1/models": control.models,
     }
     commands = {
-        "/flush_cache": control.flush_cache,  # SGLang takes GET too, which any page can send
         "/abort_request": control.abort,
         "/pause_generation": control.pause,
         "/continue_generation": control.resume,
@@ -113,7 +119,8 @@ def build_app(backend: Backend) -> Starlette:
     routes = [
         Route("/generate", _Generate(backend), methods=["POST", "PUT"]),
         *(Route(path, handler) for path, handler in reads.items()),
-        *(Route(path, handler, methods=["POST"]) for path, handler in commands.items()),
+        Route("/flush_cache", control.flush_cache, methods=["POST"]),  # SGLang takes GET too, which any page can send
+        *(Route(path, _with_body(run), methods=["POST"]) for path, run in commands.items()),
     ]
     return Starlette(routes=routes, middleware=[Middleware(OriginGuard)])
 
@@ -163,9 +170,8 @@ class _Generate:
                     generations.append(generation)
                 await _answer(body, generations, scope, receive, send)
             except RequestRefused as refused:
-                await (_stream_refusal(refused) if body.stream else refuse(str(refused), refused.status))(
-                    scope, receive, send
-                )
+                refusal = _stream_refusal(refused) if body.stream else refuse(str(refused), refused.status)
+                await refusal(scope, receive, send)
 
 
 async def _answer(
@@ -203,13 +209,8 @@ async def _stream(body: GenerateBody, generations: list[Generation], send: Send)
             element = write_delta(call, delta)
             if body.batch:
                 element["index"] = index
-            await send(
-                {
-                    "type": "http.response.body",
-                    "body": b"data: " + orjson.dumps(element) + b"\n\n",
-                    "more_body": True,
-                }
-            )
+            event = b"data: " + orjson.dumps(element) + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": True})
 
     if len(generations) == 1:
         await follow(0)
@@ -221,13 +222,12 @@ async def _stream(body: GenerateBody, generations: list[Generation], send: Send)
 
 
 async def _whole(body: GenerateBody, generations: list[Generation], scope: Scope, receive: Receive, send: Send) -> None:
-    async def collect(index: int) -> dict[str, object]:
-        total = await generations[index].next()
+    elements = []
+    for call, generation in zip(body.calls, generations, strict=True):
+        total = await generation.next()
         while total.finish is None:
-            total.absorb(await generations[index].next())
-        return write_delta(body.calls[index], total)
-
-    elements = [await collect(index) for index in range(len(generations))]
+            total.absorb(await generation.next())
+        elements.append(write_delta(call, total))
     await answer(elements if body.batch else elements[0])(scope, receive, send)
 
 
@@ -273,56 +273,42 @@ class _Control:
         base = {"id": name, "root": name, "parent": None, "max_model_len": limit}
         return answer({"object": "list", "data": [base, *adapters]})
 
-    async def abort(self, request: Request) -> Response:
-        async def run(body: dict[str, Any]) -> Response:
-            everything, rid = body.get("abort_all") is True, body.get("rid")
-            if everything or rid:
-                self._backend.abort(None if everything else str(rid))
-            return Response(status_code=200)
+    async def abort(self, body: dict[str, Any]) -> Response:
+        everything, rid = body.get("abort_all") is True, body.get("rid")
+        if everything or rid:
+            self._backend.abort(None if everything else str(rid))
+        return Response(status_code=200)
 
-        return await _with_body(request, run)
+    async def pause(self, body: dict[str, Any]) -> Response:
+        mode = body.get("mode", "abort")
+        if mode not in PAUSE_MODES:
+            raise RequestRefused(f"mode is {mode!r}, expected one of {', '.join(PAUSE_MODES)}")
+        await self._backend.pause(mode)
+        return answer({"message": "Generation paused successfully.", "status": "ok"})
 
-    async def pause(self, request: Request) -> Response:
-        async def run(body: dict[str, Any]) -> Response:
-            mode = body.get("mode", "abort")
-            if mode not in PAUSE_MODES:
-                return refuse(f"mode is {mode!r}, expected one of {', '.join(PAUSE_MODES)}", 400)
-            await self._backend.pause(mode)
-            return answer({"message": "Generation paused successfully.", "status": "ok"})
+    async def resume(self, _body: dict[str, Any]) -> Response:
+        await self._backend.resume()
+        return answer({"message": "Generation continued successfully.", "status": "ok"})
 
-        return await _with_body(request, run)
+    async def update_weights(self, body: dict[str, Any]) -> Response:
+        version = body.get("weight_version")
+        outcome = await self._backend.update_weights(
+            read_text("model_path", body.get("model_path")),
+            None if version is None else str(version),
+            abort_all=body.get("abort_all_requests") is True,
+        )
+        content = {"success": outcome.success, "message": outcome.message, "num_paused_requests": 0}
+        return answer(content, 200 if outcome.success else 400)
 
-    async def resume(self, request: Request) -> Response:
-        async def run(_body: dict[str, Any]) -> Response:
-            await self._backend.resume()
-            return answer({"message": "Generation continued successfully.", "status": "ok"})
-
-        return await _with_body(request, run)
-
-    async def update_weights(self, request: Request) -> Response:
-        async def run(body: dict[str, Any]) -> Response:
-            version = body.get("weight_version")
-            outcome = await self._backend.update_weights(
-                _field(body, "model_path"),
-                None if version is None else str(version),
-                abort_all=body.get("abort_all_requests") is True,
+    async def load_lora(self, body: dict[str, Any]) -> Response:
+        return self._lora(
+            await self._backend.load_lora(
+                read_text("lora_name", body.get("lora_name")), read_text("lora_path", body.get("lora_path"))
             )
-            content = {"success": outcome.success, "message": outcome.message, "num_paused_requests": 0}
-            return answer(content, 200 if outcome.success else 400)
+        )
 
-        return await _with_body(request, run)
-
-    async def load_lora(self, request: Request) -> Response:
-        async def run(body: dict[str, Any]) -> Response:
-            return self._lora(await self._backend.load_lora(_field(body, "lora_name"), _field(body, "lora_path")))
-
-        return await _with_body(request, run)
-
-    async def unload_lora(self, request: Request) -> Response:
-        async def run(body: dict[str, Any]) -> Response:
-            return self._lora(await self._backend.unload_lora(_field(body, "lora_name")))
-
-        return await _with_body(request, run)
+    async def unload_lora(self, body: dict[str, Any]) -> Response:
+        return self._lora(await self._backend.unload_lora(read_text("lora_name", body.get("lora_name"))))
 
     async def flush_cache(self, _request: Request) -> Response:
         outcome = await self._backend.flush_cache()
@@ -335,11 +321,16 @@ class _Control:
         return answer(content, 200 if outcome.success else 400)
 
 
-async def _with_body(request: Request, run: Callable[[dict[str, Any]], Awaitable[Response]]) -> Response:
-    try:
-        return await run(_dict(_json(await request.body() or b"{}")))
-    except RequestRefused as refused:
-        return refuse(str(refused), refused.status)
+def _with_body(run: Callable[[dict[str, Any]], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the handler of requests whose body is a JSON object; nothing stands for an empty one."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return await run(_object(_json(await request.body() or b"{}")))
+        except RequestRefused as refused:
+            return refuse(str(refused), refused.status)
+
+    return handle
 
 
 def _json(raw: bytes) -> object:
@@ -349,14 +340,7 @@ def _json(raw: bytes) -> object:
         raise RequestRefused(f"the body is not JSON ({error}); send a JSON object") from error
 
 
-def _dict(body: object) -> dict[str, Any]:
+def _object(body: object) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise RequestRefused(f"the body is a {type(body).__name__}, expected a JSON object")
     return body
-
-
-def _field(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value:
-        raise RequestRefused(f"{name} is {value!r}, expected a string that is not empty")
-    return value

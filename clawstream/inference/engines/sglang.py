@@ -7,6 +7,7 @@ key or a wrong address, which say nothing about the request, and an answer that 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import takewhile
 from typing import Any
 
 import aiohttp
@@ -28,7 +29,7 @@ from clawstream.inference.engines.engine import (
     check_logprob,
     read_version,
 )
-from clawstream.inference.http_borders import ASKING, PLAIN, parsed, read_body, read_error, shown
+from clawstream.inference.http_borders import ASKING, PLAIN, bearer, parsed, read_body, read_error, shown
 
 _CONTROL_BYTES = 4 * 2**20  # /tokenize answers for thousands of tokens
 _REFUSAL_BODY_S = 2.0
@@ -44,10 +45,9 @@ def engine_session(settings: EngineSettings | TeacherSettings) -> aiohttp.Client
 
     SGLang closes a connection that was idle for 5 s; the pool closes it sooner, so that no request is lost on it.
     """
-    key = settings.api_key
-    headers = {} if key is None else {"Authorization": f"Bearer {key.get_secret_value()}"}
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-    return aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar())
+    headers, no_cookies = bearer(settings.api_key), aiohttp.DummyCookieJar()
+    return aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=no_cookies)
 
 
 class SglangEngine:
@@ -118,8 +118,8 @@ class SglangEngine:
         async with self._asking("POST", "/generate", body, self._control_timeout) as response:
             answer = await self._content(response, "/generate", most_bytes)
         try:
-            values = [entry[0] for entry in answer["meta_info"]["input_token_logprobs"]][1:]
-            tokens = [entry[1] for entry in answer["meta_info"]["input_token_logprobs"]][1:]
+            scored = answer["meta_info"]["input_token_logprobs"][1:]
+            values, tokens = [entry[0] for entry in scored], [entry[1] for entry in scored]
             for value in values:
                 if value is not None:
                     check_logprob(value)
@@ -170,18 +170,6 @@ class SglangEngine:
             raise TryLater(f"engine {self._url}: /v1/models lists nothing; expected its model and adapters")
         found = [card for card in cards if isinstance(card, Mapping) and card.get("parent") is not None]
         return tuple(str(card.get("id"))[:MOST_NAME_CHARACTERS] for card in found)
-
-    async def abort(self, rid: str) -> None:
-        """Abort the request named `rid`."""
-        await self._post("/abort_request", {"rid": rid})
-
-    async def health(self) -> bool:
-        """Whether GET /health answers 200. A real SGLang generates a token for this and takes a second."""
-        try:
-            async with self._asking("GET", "/health", None, self._control_timeout) as response:
-                return response.status == 200
-        except TryLater:
-            return False
 
     async def server_info(self) -> ServerInfo:
         """Context length from /v1/models; model and weight version from /model_info, which a swap moves."""
@@ -265,12 +253,10 @@ class SglangEngine:
             num_bytes += len(piece)
             *events, rest = (rest + piece).split(b"\n\n")
             found = [data for event in events if (data := event.removeprefix(b"data:").strip())]
-            over = b"[DONE]" in found
-            if over:
-                del found[found.index(b"[DONE]") :]
-            if found:
-                yield found
-            if over:
+            news = list(takewhile(lambda data: data != b"[DONE]", found))
+            if news:
+                yield news
+            if len(news) < len(found):
                 return
             if num_bytes > most_bytes or len(rest) > most_event_bytes:
                 raise TryLater(
@@ -290,14 +276,14 @@ class SglangEngine:
             )
 
     def _failure(self, status: int, path: str, message: str) -> EngineRefused | TryLater:
+        if 400 <= status < 500 and status not in (*_NOT_OURS, 408, 429):
+            return EngineRefused(status, message)
+        what = f"engine {self._url}{path}: status {status}, {message}"
         if status in _NOT_OURS:
             return TryLater(
-                f"engine {self._url}{path}: status {status}, {message}; it is asked again, and with the same settings: "
-                "see engine.urls and engine.api_key"
+                f"{what}; it is asked again, and with the same settings: see engine.urls and engine.api_key"
             )
-        if not 400 <= status < 500 or status in (408, 429):
-            return TryLater(f"engine {self._url}{path}: status {status}, {message}; ask again")
-        return EngineRefused(status, message)
+        return TryLater(f"{what}; ask again")
 
     def _read(self, event: bytes) -> Chunk:
         element = _object(event)

@@ -30,7 +30,7 @@ from clawstream.events import Shaping
 from clawstream.inference.engines.dialect import RequestRefused
 from clawstream.inference.engines.engine import SamplingParams
 from clawstream.local.engine.rows import Job
-from clawstream.rendering.tokenizer import token_bytes
+from clawstream.rendering.encoding import token_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from clawstream.config import KafkaSettings, Settings, dump, inherited_environment, load
 from clawstream.events import PolicyActivated
 from clawstream.inference.bases import ADAPTER_CONFIG
-from clawstream.inference.engines.behaviour import adapter_name
+from clawstream.inference.engines.engine import adapter_name
 from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka

@@ -18,7 +18,7 @@ from clawstream.events import (
     StepRejected,
     StepTaken,
 )
-from clawstream.inference.engines.behaviour import adapter_name
+from clawstream.inference.engines.engine import adapter_name
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
 from clawstream.training.models.checkpoints import Checkpoint

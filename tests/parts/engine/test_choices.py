@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
 from tests.parts.engine.conftest import ON_SGLANG, Subject
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
+from tests.sessions import history
 
 COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 pytestmark = pytest.mark.parametrize("subject", COMPUTING, indirect=True)

@@ -4,11 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
 from tests.parts.engine.conftest import ON_SGLANG, Subject
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
-from tests.sessions import user
+from tests.sessions import history, user
 
 pytestmark = pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
 

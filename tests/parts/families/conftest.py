@@ -9,6 +9,7 @@ from tests.parts.families.formats import FORMATS
 from tests.parts.families.gpt_oss import make_gpt_oss
 from tests.parts.families.standins import FAMILIES, make_folder
 from tests.parts.sglang.installation import sglang_installation
+from tests.renderers import load_renderer
 
 
 class Folders(dict[str, Path]):
@@ -33,7 +34,7 @@ class Renderers(dict[str, PromptRenderer]):
 
     def __missing__(self, name: str) -> PromptRenderer:
         form = FORMATS[name]
-        self[name] = PromptRenderer.load(self._folders[form.folder], form.renderer)
+        self[name] = load_renderer(self._folders[form.folder], form.renderer)
         return self[name]
 
 

@@ -19,6 +19,7 @@ from tests.parts.families.formats import FORMATS, PARIS, TOOLS
 from tests.parts.families.python_tokenizer import in_python
 from tests.parts.families.standins import FAMILIES, make_folder
 from tests.parts.families.test_continuing import BRIDGED, OPTIONS, Session
+from tests.renderers import load_renderer
 from tests.sessions import Json, user
 
 every_family = names(name for name in FORMATS if not name.startswith("mistral,"))
@@ -95,7 +96,7 @@ def test_messages_of_a_user_in_a_row_are_one_where_a_template_wants_turns(tmp_pa
     tokenizer = make_tokenizer(tmp_path)
     tokenizer.chat_template = _STRICT
     tokenizer.save_pretrained(tmp_path)
-    renderer = PromptRenderer.load(tmp_path)
+    renderer = load_renderer(tmp_path)
     history = [user("a"), user("b"), {"role": "assistant", "content": "c"}, system("d"), user("e")]
     assert renderer.decode(renderer.prompt_ids(history, {})) == "[user]a\n\nb[assistant]c[user]d\n\ne"
     with pytest.raises(UnrenderableRequest, match=r"roles must alternate$"):

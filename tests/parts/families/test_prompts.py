@@ -19,6 +19,7 @@ from clawstream.rendering.renderer import PromptRenderer
 from tests.examples import examples
 from tests.parts.families.answering import names
 from tests.parts.families.formats import FORMATS, PARIS, SEARCH, TOKYO, TOOLS
+from tests.renderers import load_renderer
 
 every_family = names(name for name in FORMATS if not name.startswith("mistral,"))
 # Whose renderer writes its marks by id, and a message's text apart from them.
@@ -95,7 +96,7 @@ def test_a_long_text_has_the_ids_that_the_family_s_renderer_gives_wherever_it_st
     described = {"type": "function", "function": {"name": "t", "description": long, "parameters": {}}}
     for tools in ([*TOOLS, described], None):
         theirs = create_renderer(tokenizer, config).render_ids(messages, tools=tools, add_generation_prompt=True)
-        assert PromptRenderer.load(folder, name).prompt_ids(messages, {"tools": tools}) == tuple(theirs)
+        assert load_renderer(folder, name).prompt_ids(messages, {"tools": tools}) == tuple(theirs)
 
 
 @names((*TYPED, "gpt-oss"))
@@ -169,7 +170,7 @@ def test_a_switch_for_thinking_is_refused_where_there_is_none(
     folders: dict[str, Path], renderers: dict[str, PromptRenderer], name: str
 ) -> None:
     with pytest.raises(ConfigError, match="enable_thinking"):
-        PromptRenderer.load(folders[name], name, enable_thinking=False)
+        load_renderer(folders[name], name, enable_thinking=False)
     with pytest.raises(UnrenderableRequest, match="enable_thinking"):
         renderers[name].prompt_ids(conversation(), {"chat_template_kwargs": {"enable_thinking": False}})
 
@@ -237,5 +238,5 @@ def test_gpt_oss_with_another_vocabulary_is_an_error_and_leaves_nothing_behind(
     if before is not None:
         monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", before)
     with pytest.raises(ConfigError, match="vocabulary"):
-        PromptRenderer.load(folders["qwen3"], "gpt-oss")
+        load_renderer(folders["qwen3"], "gpt-oss")
     assert os.environ.get("TIKTOKEN_ENCODINGS_BASE") == before

@@ -6,6 +6,7 @@ import pytest
 
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.engine.tiny_model import make_tokenizer
+from tests.renderers import load_renderer
 
 
 @pytest.fixture(scope="session")
@@ -19,4 +20,4 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def renderer(tokenizer_folder: Path) -> PromptRenderer:
     """Qwen3's template, thinking left to the model."""
-    return PromptRenderer.load(tokenizer_folder, "qwen3")
+    return load_renderer(tokenizer_folder, "qwen3")

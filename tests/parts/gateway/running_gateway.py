@@ -22,6 +22,7 @@ from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.stage import Record
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
+from tests.renderers import load_renderer
 
 E = TypeVar("E", bound=Event)
 Json = dict[str, Any]
@@ -142,7 +143,7 @@ async def running_gateway(
 
     Without `data_dir` it has a folder of its own, which is gone afterwards.
     """
-    renderer = PromptRenderer.load(folder, "qwen3")
+    renderer = load_renderer(folder, "qwen3")
     backend = ScriptedBackend(
         script=lambda _prompt: ScriptedAnswer(token_ids=()),
         decode=renderer.decode,

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from clawstream.conversation.history import history
 from clawstream.events import (
     ExchangeCompleted,
     ExchangeFailed,
@@ -25,7 +24,7 @@ from clawstream.gateway.access.keys import Allowance
 from tests.fakes.scripted_engine import Fault, ScriptedAnswer
 from tests.parts.gateway.running_gateway import QUESTION, Response, RunningGateway, everything, running_gateway, until
 from tests.parts.gateway.test_feedback import given
-from tests.sessions import assistant, user
+from tests.sessions import assistant, history, user
 from tests.unit.turns.test_pairing import fates
 
 SESSION = {"X-Session-Id": "ann"}

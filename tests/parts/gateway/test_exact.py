@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from clawstream.conversation.history import WholeRequest, history
+from clawstream.conversation.history import WholeRequest
 from clawstream.events import Event, ExchangeCompleted, Question, RefusalReason, SampleAssembled, SampleRefused
 from clawstream.rendering.renderer import PromptRenderer
 from tests import recorded
 from tests.fakes.memory_log import MemoryLog
 from tests.flow import Flow, Oracle
 from tests.parts.gateway.running_gateway import RunningGateway, everything, running_gateway
-from tests.sessions import Json, assistant, user
+from tests.sessions import Json, assistant, history, user
 from tests.unit.samples.test_parts import HINT, TAIL
 
 ANN = {"X-Session-Id": "ann"}

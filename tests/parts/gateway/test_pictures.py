@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from tests.parts.gateway.running_gateway import RunningGateway, everything, running_gateway
-from tests.sessions import assistant, user
+from tests.sessions import assistant, history, user
 
 Json = dict[str, Any]
 SESSION = {"X-Session-Id": "ann"}

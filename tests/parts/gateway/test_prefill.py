@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import pytest
 
-from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted
 from clawstream.local.servers.server_process import reserved
 from tests import recorded
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import RunningGateway, everything, running_gateway, until
-from tests.sessions import Json, assistant, user
+from tests.sessions import Json, assistant, history, user
 
 pytestmark = pytest.mark.slow
 

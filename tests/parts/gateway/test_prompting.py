@@ -11,6 +11,7 @@ from clawstream.gateway.answering.admission import PromptMaker
 from clawstream.gateway.sessions import KnownSession
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.engine.tiny_model import make_tokenizer
+from tests.renderers import load_renderer
 from tests.sessions import user
 
 # The model's own, and as bad as any: its work grows with the square of the conversation.
@@ -24,7 +25,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> PromptRenderer:
     tokenizer = make_tokenizer(folder)
     tokenizer.chat_template = SLOW
     tokenizer.save_pretrained(folder)
-    return PromptRenderer.load(folder, "default")
+    return load_renderer(folder, "default")
 
 
 def request(num_messages: int, text: str = "hello") -> Request:

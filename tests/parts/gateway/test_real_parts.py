@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from clawstream.conversation.continuing import Request, answered, continue_prompt, find_echoes
-from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
 from clawstream.gateway.bounds import Bounds
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
-from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import QUESTION, WITHIN_S, RunningGateway, running_gateway, until
-from tests.sessions import user
+from tests.renderers import load_renderer
+from tests.sessions import history, user
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +59,7 @@ async def test_a_streamed_conversation_can_be_read_back_from_kafka(
     asked = [*QUESTION, answer, user("Go on.")]
     second = await gateway.chat(asked, seed=2, temperature=1.0, max_tokens=5)
     one, two = await gateway.recorded(ExchangeCompleted, at_least=2)
-    renderer = PromptRenderer.load(models[0], "qwen3")
+    renderer = load_renderer(models[0], "qwen3")
     assert first.done
     assert renderer.parse(one.output_ids, one.request.token_ids, {}).content == first.text
     assert len(one.output_ids) == len(one.output_logprobs)

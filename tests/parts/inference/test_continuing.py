@@ -25,6 +25,7 @@ from clawstream.rendering.renderer import PromptRenderer
 from tests import recorded
 from tests.examples import examples
 from tests.parts.families.standins import FAMILIES, make_folder
+from tests.renderers import load_renderer
 from tests.sessions import Json, assistant, user
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "exec", "parameters": {}}}]}
@@ -36,7 +37,7 @@ RESULT: Json = {"role": "tool", "content": "done", "tool_call_id": "call1"}
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory: pytest.TempPathFactory) -> PromptRenderer:
     """Qwen3's template over byte pairs, so that one text has several tokenisations."""
-    return PromptRenderer.load(make_folder(tmp_path_factory.mktemp("qwen3"), FAMILIES["qwen3"]))
+    return load_renderer(make_folder(tmp_path_factory.mktemp("qwen3"), FAMILIES["qwen3"]))
 
 
 def request(messages: Sequence[Json], options: Mapping[str, Any]) -> Request:

@@ -12,6 +12,7 @@ from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.rendering.encoding import LONG_TOKENS, PlainText, RememberingTokenizer, TemplateTokenizer, spread
 from clawstream.rendering.renderer import CalledTool, PromptRenderer
 from tests.parts.engine.tiny_model import make_tokenizer
+from tests.renderers import load_renderer
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def renderer(folder: Path) -> PromptRenderer:
-    return PromptRenderer.load(folder)
+    return load_renderer(folder)
 
 
 def test_a_prompt_ends_where_the_answer_begins(renderer: PromptRenderer) -> None:
@@ -48,7 +49,7 @@ def test_text_parts_are_one_text_and_unprintable_characters_are_shown_as_such(re
 
 def test_thinking_is_turned_off_by_settings_and_by_request_alike(folder: Path, renderer: PromptRenderer) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    off = PromptRenderer.load(folder, "qwen3", enable_thinking=False)
+    off = load_renderer(folder, "qwen3", enable_thinking=False)
     ids = renderer.prompt_ids(messages, {"chat_template_kwargs": {"enable_thinking": False}})
     assert ids == off.prompt_ids(messages, {})
     assert renderer.decode(ids).endswith("<think>\n\n</think>\n\n")
@@ -129,7 +130,7 @@ def test_a_template_option_that_the_family_lacks_is_refused(renderer: PromptRend
 @pytest.mark.parametrize(("family", "thinking"), [("no-such-family", None), ("llama-3", None), ("kimi-k2.5", False)])
 def test_a_family_that_does_not_fit_is_an_error_that_names_it(folder: Path, family: str, thinking: bool | None) -> None:
     with pytest.raises(ConfigError, match=family):
-        PromptRenderer.load(folder, family, thinking)
+        load_renderer(folder, family, thinking)
 
 
 @given(texts=st.lists(st.text(st.sampled_from("ab <|im_end|>é😀"), max_size=30), min_size=1, max_size=8))
@@ -162,7 +163,7 @@ def test_a_template_of_its_own_goes_before_the_architecture(tmp_path: Path) -> N
     tokenizer.chat_template = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}"
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    own = PromptRenderer.load(tmp_path)
+    own = load_renderer(tmp_path)
     assert own.family == "default"
     assert own.decode(own.prompt_ids([{"role": "user", "content": "Hi"}], {})) == "[user]Hi"
     assert own.parse(own.encode(CALL), (), TOOLS).tool_calls[0].name == "f"

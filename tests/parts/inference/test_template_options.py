@@ -9,6 +9,7 @@ from clawstream.errors import UnrenderableRequest
 from clawstream.rendering.history import template_options
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.engine.tiny_model import make_tokenizer
+from tests.renderers import load_renderer
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}"
@@ -28,7 +29,7 @@ def made(folder: Path, template: str) -> PromptRenderer:
     tokenizer = make_tokenizer(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
-    return PromptRenderer.load(folder, "default")
+    return load_renderer(folder, "default")
 
 
 def prompt(renderer: PromptRenderer, kwargs: Any) -> str:
@@ -108,7 +109,7 @@ def test_a_switch_for_thinking_is_left_out_where_the_template_has_none(
 
 def test_values_are_bounded_in_families_too(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
-    family = PromptRenderer.load(tmp_path, "qwen3")
+    family = load_renderer(tmp_path, "qwen3")
     with pytest.raises(UnrenderableRequest, match="neither text"):
         prompt(family, {"enable_thinking": True, "other": []})
     with pytest.raises(UnrenderableRequest, match="lone surrogate"):

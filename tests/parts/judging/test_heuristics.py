@@ -39,7 +39,7 @@ def told(
 ) -> tuple[Watched | None, list[Event]]:
     written: list[Event] = []
     for event in events:
-        state, due = observe(state, event)
+        state, _, due = observe(state, event)
         written += [given for one in due if (given := feedback(one, heuristic)) is not None]
     return state, written
 
@@ -165,8 +165,8 @@ async def test_a_turn_that_a_function_breaks_on_is_in_the_dead_letter_queue_and_
 
 async def test_a_turn_is_not_scored_once_feedback_on_it_would_not_be_heard() -> None:
     first, second, turn = corrected()
-    state, [] = observe(None, first)
-    _, [due] = observe(observe(state, second).session, turn)
+    state, _, [] = observe(None, first)
+    _, _, [due] = observe(observe(state, second).state, turn)
     heard_ms = 1000
     for late_ms, num_scored in ((heard_ms, 1), (heard_ms + 1, 0)):
         now_ms = second.received_at_ms + late_ms

@@ -14,8 +14,9 @@ from clawstream.errors import ConfigError, TryLater
 from clawstream.events import Question, VoteCast, VoteStatus
 from clawstream.inference.judge_client import JudgeClient, JudgeRefused, JudgeReply
 from clawstream.judging.asking import Ballot
-from clawstream.judging.prompts import Prompt
+from clawstream.judging.prompts import PROMPT_VERSION, Prompt
 from clawstream.judging.stage import judging_stage
+from clawstream.judging.votes import VoteKey
 from tests.parts.judging.endpoint import Endpoint, completion, endpoint
 
 
@@ -32,16 +33,17 @@ async def ask(judge: Endpoint, **changes: Any) -> JudgeReply:
         return await client.ask("system", "user", seed=7)
 
 
-def ballot(question: Question = Question.SCORE) -> Ballot:
+def ballot(judge: str) -> Ballot:
     prompt = Prompt(system="system", user="user")
-    return Ballot(session_id="s", turn_id="t", question=question, revision=0, number=1, prompt=prompt, seed=7)
+    key = VoteKey(judge, PROMPT_VERSION, "t", Question.SCORE, 0)
+    return Ballot(session_id="s", key=key, number=1, prompt=prompt, seed=7)
 
 
 async def cast(judge: Endpoint) -> VoteCast:
     async with JudgeClient.open(settings(judge)) as client:
         stage = judging_stage(settings(judge), client)
         assert stage.perform is not None
-        (vote,) = await stage.perform(ballot())
+        (vote,) = await stage.perform(ballot(client.name))
     assert isinstance(vote, VoteCast)
     return vote
 
@@ -158,7 +160,7 @@ async def test_a_vote_that_never_came_is_failed_under_an_id_of_its_own() -> None
         async with JudgeClient.open(settings(judge)) as client:
             stage = judging_stage(settings(judge), client)
             assert stage.give_up is not None
-            (missed,) = stage.give_up(ballot(), "no reply for 600 s")
+            (missed,) = stage.give_up(ballot(client.name), "no reply for 600 s")
     assert isinstance(missed, VoteCast)
     assert (missed.status, missed.score, missed.error) == (VoteStatus.FAILED, None, "no reply for 600 s")
     assert missed.event_id != came.event_id

@@ -16,8 +16,9 @@ from clawstream.errors import TryLater
 from clawstream.events import Question, VoteCast
 from clawstream.inference.judge_client import JudgeClient, judge_name, problem_with
 from clawstream.judging.asking import Ballot
-from clawstream.judging.prompts import Prompt
+from clawstream.judging.prompts import PROMPT_VERSION, Prompt
 from clawstream.judging.stage import judging_stage
+from clawstream.judging.votes import VoteKey
 from clawstream.local.running import NOTED_EVERY_MS, JudgeNotes, judge_of
 from clawstream.local.servers.server_process import reserved
 from clawstream.monitoring.alarm import newest
@@ -25,9 +26,7 @@ from tests.parts.judging.endpoint import completion, endpoint
 
 BALLOT = Ballot(
     session_id="s",
-    turn_id="t",
-    question=Question.SCORE,
-    revision=0,
+    key=VoteKey("m@x", PROMPT_VERSION, "t", Question.SCORE, 0),
     number=0,
     prompt=Prompt(system="s", user="u"),
     seed=7,

@@ -26,7 +26,7 @@ async def cast(url: str, *, call_timeout_s: float = 20.0) -> VoteCast:
     async with JudgeClient.open(settings, call_timeout_s=call_timeout_s) as client:
         stage = judging_stage(settings, client)
         assert stage.perform is not None
-        (vote,) = await stage.perform(ballot())
+        (vote,) = await stage.perform(ballot(client.name))
     assert isinstance(vote, VoteCast)
     return vote
 

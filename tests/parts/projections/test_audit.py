@@ -9,10 +9,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import DatabaseMismatch
-from clawstream.events import (
-    Event,
-    VoteCast,
-)
+from clawstream.events import Event, VoteCast
 from clawstream.projections.audit.comparing import Difference, scratch
 from clawstream.projections.audit.verifying import Audit, Sample, verify
 from clawstream.projections.tables import TOPICS, metadata

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
-from clawstream.conversation.history import Parent, WholeRequest, history, shorten
+from clawstream.conversation.history import Parent, WholeRequest, shorten
 from clawstream.events import (
     FOR_A_LATE_SAMPLE,
     NOBODY,
@@ -38,6 +38,7 @@ from clawstream.projections.text import storable_json
 from tests.examples import examples
 from tests.parts.projections import one_session
 from tests.parts.projections.reading import empty, write_all
+from tests.sessions import history
 from tests.unit.projections import logs
 
 

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer
 
 from clawstream.events import Event, Question, TurnPaired, VoteCast, VoteStatus
 from clawstream.judging.prompts import PROMPT_VERSION
-from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.policy import recipe
 from clawstream.simulation.policy.dialogues import COMPLAINTS, CORRECTIONS, HINTS, THANKS, Style, answer
 from clawstream.simulation.problems import Sum
 from clawstream.turns.stage import step
 from tests.bench.words import make_words
+from tests.renderers import load_renderer
 from tests.sessions import Session, assistant, record, user
 
 JUDGE = "judge@recorded"
@@ -55,7 +55,7 @@ class Maker:
 
     def __init__(self, model_path: Path, kind: Kind) -> None:
         self._kind = kind
-        self._renderer = PromptRenderer.load(model_path)
+        self._renderer = load_renderer(model_path)
         self._core = Tokenizer.from_file(str(model_path / "tokenizer.json"))
         self._end = self._renderer.stop_token_ids[0]
         self._system = _filler(kind.system_bytes)

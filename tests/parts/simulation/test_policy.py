@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.policy import build, recipe
 from clawstream.simulation.policy.dialogues import Mix
 from clawstream.simulation.policy.recipe import Recipe
+from tests.renderers import load_renderer
 
 SHORT = Recipe(steps=3, batch_dialogues=4, warm_up_steps=1)
 CHANGES = {"seed": 1, "width": 64, "steps": 4, "matrix_rate": 0.01, "mix": Mix(plain=0.5)}
@@ -24,7 +24,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_folder_is_what_an_engine_and_the_gateway_load(built: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(str(built), local_files_only=True)
-    renderer = PromptRenderer.load(built, renderer="qwen3", enable_thinking=False)
+    renderer = load_renderer(built, renderer="qwen3", enable_thinking=False)
     prompt_ids = renderer.prompt_ids([{"role": "user", "content": "What is 2 + 3?"}], {})
 
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_building_leaves_the_random_numbers_of_others_alone(tmp_path: Path) -> N
 
 def test_a_lesson_is_the_gateways_prompt_and_an_answer_that_ends(built: Path) -> None:
     lesson, dialogue = build.lessons_of(SHORT)[0], SHORT.dialogues(1)[0]
-    renderer = PromptRenderer.load(built, enable_thinking=False)
+    renderer = load_renderer(built, enable_thinking=False)
 
     assert lesson.prompt_ids == renderer.prompt_ids(list(dialogue.messages), {})
     assert renderer.parse(lesson.answer_ids, lesson.prompt_ids, {}).content == dialogue.answer

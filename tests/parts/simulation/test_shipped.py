@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from clawstream.errors import PartUnavailable
-from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.marks import mark, questions, total
 from clawstream.simulation.policy import base, build
 from clawstream.simulation.policy.base import base_policy
@@ -19,6 +18,7 @@ from clawstream.simulation.policy.dialogues import with_hint as hinted
 from clawstream.simulation.policy.recipe import RECIPES
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import SCENARIO, TEMPERATURE
+from tests.renderers import load_renderer
 
 HOLDS = 0.1  # two scores of 200 problems each that are this near are those of one policy, in 95 of 100 cases
 MAX_ANSWER_TOKENS = 160
@@ -33,7 +33,7 @@ def score_of(folder: Path, problems: Path, *, with_hint: bool) -> float:
     """Return the share of the demonstration's held-out problems that it answers right and in the wanted style."""
     asked = questions(people_of(SCENARIO, problems).scored.read_text())
     model = AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
-    renderer = PromptRenderer.load(folder, renderer="qwen3", enable_thinking=False)
+    renderer = load_renderer(folder, renderer="qwen3", enable_thinking=False)
     prompts = [hinted(q.prompt, q.hint) if with_hint else q.prompt for q in asked]
     rows = [renderer.prompt_ids([{"role": "user", "content": prompt}], {}) for prompt in prompts]
     longest, pad = max(map(len, rows)), model.generation_config.pad_token_id

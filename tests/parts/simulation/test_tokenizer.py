@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, Qwen3Config
 
-from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.policy import recipe
+from tests.renderers import load_renderer
 
 KNOWN = "".join(c for c in string.printable if c not in "\r\x0b\x0c")
 CHAT = [
@@ -56,13 +56,13 @@ def test_the_saved_tokenizer_is_the_same_for_those_who_load_it(folder: Path) -> 
 
 @pytest.mark.parametrize("thinking", [False, None])
 def test_the_gateway_takes_the_folder_for_qwen3(folder: Path, *, thinking: bool | None) -> None:
-    assert PromptRenderer.load(folder, enable_thinking=thinking).family == "qwen3"
+    assert load_renderer(folder, enable_thinking=thinking).family == "qwen3"
 
 
 def test_the_saved_template_gives_the_tokens_that_the_gateway_sends(folder: Path) -> None:
     loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     options = {"add_generation_prompt": True, "enable_thinking": False}
 
-    rendered = PromptRenderer.load(folder, enable_thinking=False).prompt_ids(CHAT, {})
+    rendered = load_renderer(folder, enable_thinking=False).prompt_ids(CHAT, {})
 
     assert list(rendered) == loaded.apply_chat_template(CHAT, tokenize=True, return_dict=False, **options)

@@ -11,7 +11,6 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from clawstream.conversation.history import history
 from clawstream.events import ExchangeCompleted, PolicyActivated
 from clawstream.inference.engines.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
@@ -23,6 +22,7 @@ from tests.fakes.memory_log import MemoryLog
 from tests.parts.engine.test_adapters import save_adapter
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
+from tests.sessions import history
 from tests.unit.monitoring.said import published
 
 pytestmark = pytest.mark.slow

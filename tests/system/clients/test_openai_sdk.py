@@ -8,11 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import (
-    ChatCompletion,
-    ChatCompletionFunctionToolParam,
-    ChatCompletionMessageParam,
-)
+from openai.types.chat import ChatCompletion, ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason
 from tests.fakes.scripted_engine import Fault, ScriptedAnswer

@@ -10,6 +10,6 @@ def paired(exchanges: Sequence[ExchangeCompleted]) -> list[TurnPaired]:
     """The turns of one session, in order."""
     session, found = None, []
     for exchange in exchanges:
-        session, events = observe(session, exchange, exchange.finished_at_ms)
+        session, events, _ = observe(session, exchange, exchange.finished_at_ms)
         found += [event for event in events if isinstance(event, TurnPaired)]
     return found

@@ -19,6 +19,7 @@ from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from tests import servers
 from tests.fakes.scripted_engine import Fault, ScriptedBackend, serving
+from tests.renderers import load_renderer
 from tests.system.openclaw import dialogue
 from tests.system.openclaw.client import OpenClaw, openclaw, openclaw_installation
 from tests.system.openclaw.policy import Script, make_tokenizer
@@ -119,7 +120,7 @@ async def played(
     tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str, openclaw_database: str, model_folder: Path
 ) -> AsyncIterator[Played]:
     """The story, told once."""
-    renderer = PromptRenderer.load(model_folder, "qwen3")
+    renderer = load_renderer(model_folder, "qwen3")
     script = Script(renderer, dialogue.LINES)
     engine = ScriptedBackend(
         script=script,

@@ -10,6 +10,7 @@ from clawstream.local.servers.server_process import reserved
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.sglang.process import sglang_engine
+from tests.renderers import load_renderer
 from tests.system.openclaw.client import openclaw_installation
 from tests.system.openclaw.conftest import CONTEXT_TOKENS, connected, projected, until
 from tests.system.openclaw.policy import make_talker
@@ -51,7 +52,7 @@ async def test_two_turns_are_answered_recorded_and_paired_and_the_second_goes_on
         assert exchange.session_id == "s1"
         assert exchange.answer["content"] in text
         assert 0 < len(exchange.output_ids) == len(exchange.output_logprobs) <= ANSWER_TOKENS
-    _goes_on(PromptRenderer.load(model, "qwen3"), first, second)
+    _goes_on(load_renderer(model, "qwen3"), first, second)
     turns = turns_in(fresh_database_url, [first, second])
     [(turn_id, said)] = [(turn.turn_id, turn.next_state) for turn in turns.values() if turn.reason is None]
     assert turn_id == first.exchange_id

@@ -10,9 +10,9 @@ import pytest
 
 from clawstream.conversation.messages import text_of
 from clawstream.projections import database
-from clawstream.rendering.renderer import PromptRenderer
 from tests import servers
 from tests.fakes.scripted_engine import ScriptedBackend, serving
+from tests.renderers import load_renderer
 from tests.sessions import Json
 from tests.system.openclaw import reactions
 from tests.system.openclaw.chatting import chatting
@@ -37,7 +37,7 @@ async def exchanges(
     tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str, own_database: str, model_folder: Path
 ) -> AsyncIterator[list[Exchange]]:
     """All exchanges of the sessions, told once."""
-    renderer = PromptRenderer.load(model_folder, "qwen3")
+    renderer = load_renderer(model_folder, "qwen3")
     script = Script(renderer, reactions.LINES)
     engine = ScriptedBackend(
         script=script,

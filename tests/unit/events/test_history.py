@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.conversation.history import WHOLE_EVERY, Parent, WholeRequest, history, rebuild, shorten, whole
+from clawstream.conversation.history import WHOLE_EVERY, Parent, WholeRequest, rebuild, shorten, whole
 from clawstream.errors import UnusableExchange
 from clawstream.events import ExchangeCompleted, RequestDelta
 from tests import strategies
+from tests.sessions import history
 
 FEW_MESSAGES = st.lists(st.sampled_from([b"{}", b"[]", b"\xff", b"", b"x"]), max_size=6).map(tuple)
 FEW_TOKENS = st.lists(st.integers(0, 2), max_size=10).map(tuple)

@@ -12,8 +12,7 @@ from clawstream.events import ExchangeCompleted, FinishReason, RequestDelta, Sam
 from clawstream.gateway.answering.capture import Accepted, Capture
 from clawstream.gateway.requests.refusal import BadRequest, to_json
 from clawstream.gateway.requests.wire import parse_body, read_request
-from clawstream.inference.engines.behaviour import finish_reason, policy_version
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, WeightsSpan
+from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, WeightsSpan, finish_reason, policy_version
 
 ACCEPTED = Accepted(
     exchange_id="e",

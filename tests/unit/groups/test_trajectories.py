@@ -151,9 +151,9 @@ def test_what_is_read_again_is_said_once_and_of_a_turn_s_samples_the_newest_coun
     revised = replace(first, num_feedback=1, person_reward=-1.0, reward=1)
     facts = [*log.of(ExchangeCompleted), *log.of(TurnPaired), *log.of(TurnsSettled), *log.of(FeedbackGiven), second]
     for samples in ([first, revised], [revised, first], [revised, revised, first]):
-        attempts, said = None, []
+        attempts, said = None, list[Event]()
         for at_ms, event in enumerate([*facts, *samples, *facts]):
-            attempts, events = observe(attempts, event, at_ms)
+            attempts, events, _ = observe(attempts, event, at_ms)
             said += events
         assert isinstance(said[-1], TrajectoryEnded)
         assert [step.sample_id for step in said[-1].steps] == [revised.sample_id, second.sample_id]
@@ -167,7 +167,7 @@ def test_an_attempt_ended_when_its_session_was_first_said_to_be_settled_whatever
     attempts = None
     records = sorted((record for topic in log.topics.values() for record in topic), key=lambda one: one.timestamp_ms)
     for record in [*records, *(record._replace(timestamp_ms=10**6) for record in records)]:
-        attempts, events = observe(attempts, record.event, record.timestamp_ms)
+        attempts, events, _ = observe(attempts, record.event, record.timestamp_ms)
         assert {one.ended_at_ms for one in events if isinstance(one, TrajectoryEnded)} <= {at_ms}
 
 
@@ -177,7 +177,7 @@ def test_an_attempt_ended_when_its_session_was_idle_also_where_the_client_says_l
     said_before = [*log.of(ExchangeCompleted), *log.of(TurnPaired)]
     attempts, said = None, []
     for at_ms, event in enumerate([*said_before, replace(done, done=False), done, *log.of(SampleAssembled)]):
-        attempts, events = observe(attempts, event, at_ms)
+        attempts, events, _ = observe(attempts, event, at_ms)
         said += [one for one in events if isinstance(one, TrajectoryEnded)]
     assert {ended.ended_at_ms for ended in said} == {len(said_before)}
 
@@ -194,5 +194,5 @@ def test_an_answer_given_anew_that_is_refused_says_nothing_of_its_turns_step() -
         session_id="s", turn_id="t", judge="j", prompt_version="1", revision=0, reason=RefusalReason.TRUNCATED,
         refreshed_id="a",
     )  # fmt: skip
-    assert observe(None, refused, 0).attempts == TrajectoryState()
-    assert observe(None, replace(refused, refreshed_id=None), 0).attempts != TrajectoryState()
+    assert observe(None, refused, 0).state == TrajectoryState()
+    assert observe(None, replace(refused, refreshed_id=None), 0).state != TrajectoryState()

@@ -19,11 +19,13 @@ from clawstream.events import (
 )
 from clawstream.judging.asking import Ballot, Judging, observe
 from clawstream.judging.asking import JudgingState as State
+from clawstream.judging.votes import VotingRules
 from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.sessions import Session, assistant, user
 
-JUDGING = Judging(judge="judge@test", prompt_version="v", num_votes=3, quorum=2, hint_quorum=2)
+RULES = VotingRules(num_votes=3, quorum=2, hint_quorum=2)
+JUDGING = Judging(judge="judge@test", prompt_version="v", rules=RULES)
 
 
 def fold(events: Iterable[Event], state: State | None = None) -> tuple[State | None, list[Event], list[Ballot]]:
@@ -75,7 +77,7 @@ def votes(turn_id: str, question: Question, *scores: int) -> list[VoteCast]:
 def test_both_questions_are_asked_at_once_by_ballots_with_seeds_of_their_own() -> None:
     first, second, turn = two_turns()
     _, _, ballots = fold([first, second, turn])
-    assert [(ballot.question, ballot.number) for ballot in ballots] == [
+    assert [(ballot.key.question, ballot.number) for ballot in ballots] == [
         *[(Question.SCORE, number) for number in range(3)],
         *[(Question.HINT, number) for number in range(3)],
     ]
@@ -93,7 +95,7 @@ def test_known_votes_are_not_asked_for_again() -> None:
     first, second, turn = two_turns()
     known = [vote(turn.turn_id, Question.SCORE, 1, 1), vote(turn.turn_id, Question.HINT, 2, -1)]
     _, _, ballots = fold([first, *known, second, turn, turn])
-    assert [(ballot.question, ballot.number) for ballot in ballots] == [
+    assert [(ballot.key.question, ballot.number) for ballot in ballots] == [
         (Question.SCORE, 0),
         (Question.SCORE, 2),
         (Question.HINT, 0),
@@ -172,7 +174,7 @@ def test_votes_on_a_later_life_of_a_session_outlive_the_end_of_an_earlier_one() 
     assert state is not None
     assert first.exchange_id not in state.requests
     _, _, ballots = fold([after], state)
-    assert [(ballot.question, ballot.number) for ballot in ballots] == [(Question.SCORE, 2)]
+    assert [(ballot.key.question, ballot.number) for ballot in ballots] == [(Question.SCORE, 2)]
 
 
 def test_what_the_client_asked_for_itself_meanwhile_is_not_the_answer_that_is_judged() -> None:

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.events import HintAbsence, Question, VerdictStatus, VoteCast, VoteStatus
-from clawstream.judging.votes import VoteOutcome, choose, offers, outcome, tally
+from clawstream.events import HintAbsence, Question, VerdictReached, VerdictStatus, VoteCast, VoteStatus
+from clawstream.judging.votes import VotingRules, choose, conclusions, offers
 
 FAILED = "failed"
-SCORES = st.lists(st.sampled_from([1, 0, -1, None, FAILED]), max_size=15)
+SCORES = st.lists(st.sampled_from([1, 0, -1, None, FAILED]), min_size=1, max_size=15)
 LONG = "Write it in plain words."
 
 
@@ -41,8 +41,11 @@ def votes(scores: Sequence[int | str | None]) -> list[VoteCast]:
     return [vote(ballot, score) for ballot, score in enumerate(scores)]
 
 
-def result(*scores: int | str | None, quorum: int = 1) -> VoteOutcome:
-    return outcome(tally(votes(scores)), quorum=quorum)
+def result(*scores: int | str | None, quorum: int = 1) -> VerdictReached:
+    cast = {vote.ballot: vote for vote in votes(scores)}
+    [verdict] = conclusions(cast, cast[0], VotingRules(num_votes=len(cast), quorum=quorum, hint_quorum=1))
+    assert isinstance(verdict, VerdictReached)
+    return verdict
 
 
 @given(SCORES, st.randoms(use_true_random=False), st.integers(1, 8))
@@ -53,8 +56,9 @@ def test_the_order_of_votes_does_not_matter(scores: list[int | str | None], rng:
 
 @given(SCORES, st.integers(1, 8))
 def test_votes_that_say_nothing_never_change_a_score(scores: list[int | str | None], quorum: int) -> None:
-    readable = [score for score in scores if isinstance(score, int)]
-    assert result(*scores, quorum=quorum) == result(*readable, quorum=quorum)
+    found, readable = result(*scores, quorum=quorum), [score for score in scores if isinstance(score, int)]
+    without = result(*readable, quorum=quorum) if readable else result(None, quorum=quorum)
+    assert (found.status, found.score) == (without.status, without.score)
 
 
 @given(SCORES, st.integers(1, 8))
@@ -69,7 +73,7 @@ def test_a_score_is_what_strictly_more_votes_say_than_anything_else(
 
 @given(SCORES)
 def test_no_vote_is_lost_in_the_tally(scores: list[int | str | None]) -> None:
-    counts = tally(votes(scores))
+    counts = result(*scores)
     assert (counts.num_positive, counts.num_neutral, counts.num_negative, counts.num_unreadable, counts.num_failed) == (
         scores.count(1),
         scores.count(0),
@@ -93,7 +97,8 @@ def test_no_vote_is_lost_in_the_tally(scores: list[int | str | None]) -> None:
 def test_votes_come_to(
     scores: tuple[int | str | None, ...], quorum: int, status: VerdictStatus, score: int | None
 ) -> None:
-    assert result(*scores, quorum=quorum) == VoteOutcome(status=status, score=score)
+    found = result(*scores, quorum=quorum)
+    assert (found.status, found.score) == (status, score)
 
 
 def test_the_longest_hint_is_kept_and_of_equals_the_first() -> None:

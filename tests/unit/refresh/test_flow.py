@@ -111,9 +111,9 @@ def test_a_sample_of_a_session_that_is_over_is_answered_too_and_once() -> None:
 def test_an_answer_is_sampled_as_the_turns_own_was_with_a_seed_of_its_own_that_stays() -> None:
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
     assert first.sampling is not None
-    asks = observe(NOTHING, first, 0, policy_id="policy", answers_per_hint=3).asks
+    asks = observe(NOTHING, first, 0, policy_id="policy", answers_per_hint=3).calls
     assert [replace(ask.seeded, seed=None) for ask in asks] == [replace(first.sampling, seed=None)] * 2
-    again = observe(NOTHING, first, 9, policy_id="policy", answers_per_hint=3).asks
+    again = observe(NOTHING, first, 9, policy_id="policy", answers_per_hint=3).calls
     assert [ask.seeded.seed for ask in asks] == [ask.seeded.seed for ask in again]
     assert len({ask.seeded.seed for ask in asks}) == 2
 
@@ -121,9 +121,9 @@ def test_an_answer_is_sampled_as_the_turns_own_was_with_a_seed_of_its_own_that_s
 def test_another_policys_samples_and_those_without_a_hint_are_not_answered() -> None:
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
     for one in (replace(first, policy_id="other"), replace(first, hint=None)):
-        assert observe(NOTHING, one, 0, policy_id="policy", answers_per_hint=3).asks == []
+        assert not observe(NOTHING, one, 0, policy_id="policy", answers_per_hint=3).calls
     theirs = replace(too_late(first), policy_id="other")
-    assert observe(NOTHING, theirs, 0, policy_id="policy", answers_per_hint=3).asks == []
+    assert not observe(NOTHING, theirs, 0, policy_id="policy", answers_per_hint=3).calls
 
 
 @pytest.mark.parametrize(("age_ms", "num_asked"), [(51, 0), (50, 1)])
@@ -148,15 +148,15 @@ def test_how_old_an_ask_is_is_counted_from_its_sample_on_whenever_it_is_asked() 
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
     late = replace(too_late(first), asked_at_ms=5)
     asks = [
-        *observe(NOTHING, late, 1000, policy_id="policy", answers_per_hint=1).asks,
-        *observe(NOTHING, first, 7, policy_id="policy", answers_per_hint=2).asks,
+        *observe(NOTHING, late, 1000, policy_id="policy", answers_per_hint=1).calls,
+        *observe(NOTHING, first, 7, policy_id="policy", answers_per_hint=2).calls,
     ]
     assert [ask.at_ms for ask in asks] == [5, 7]
 
 
 def test_answers_to_prompts_that_are_not_there_are_bounded_and_the_oldest_is_forgotten() -> None:
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
-    [ask] = observe(NOTHING, first, 0, policy_id="policy", answers_per_hint=2).asks
+    [ask] = observe(NOTHING, first, 0, policy_id="policy", answers_per_hint=2).calls
     state: State | None = None
     given_: Event
     for number in range(MAX_UNPLACED + 3):
@@ -285,7 +285,7 @@ def test_a_hint_that_comes_after_the_answer_given_anew_scores_it() -> None:
     [sample, *_] = own(Flow(Oracle(HINT)).run(session.written).of(SampleAssembled))
     assert sample.turn_id == first.exchange_id
     answered: Event
-    [answered] = now(Anew().answer(observe(NOTHING, sample, 0, policy_id="policy", answers_per_hint=2).asks[0]))
+    [answered] = now(Anew().answer(observe(NOTHING, sample, 0, policy_id="policy", answers_per_hint=2).calls[0]))
     flow = Flow(Oracle(HINT), JudgeSettings(votes=1))
     flow.run([session.written[0], answered, *session.written[1:]])
     [one] = of_anew(flow.log.of(SampleAssembled))

@@ -146,7 +146,7 @@ def test_a_done_session_whose_hint_waits_for_its_score_is_put_away_and_has_its_s
     rules = SampleRules(Letters(), asks=TeacherRule("tutor@test"))
     for record in (record for topic in READ for record in log.topics[topic]):
         if not isinstance(record.event, TeacherScored):
-            state = observe(state, record.event, rules).session
+            state = observe(state, record.event, rules).state
     assert state is not None
     assert (dict(state.requests), len(state.past)) == ({}, 1)
     after = observe(state, scored, rules)
@@ -187,7 +187,7 @@ def test_no_sample_is_made_before_the_teacher_has_spoken() -> None:
     asked: list[Scoring] = []
     for record in (record for topic in READ for record in log.topics[topic]):
         follows = observe(state, record.event, SampleRules(Letters(), asks=TeacherRule("tutor@test")))
-        state, made, asked = follows.session, [*made, *follows.events], [*asked, *follows.calls]
+        state, made, asked = follows.state, [*made, *follows.events], [*asked, *follows.calls]
     assert (made, len(asked)) == ([], 1)
     assert flow.run(waiting).of(SampleAssembled)[0].teacher == "tutor@test"
 

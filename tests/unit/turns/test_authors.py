@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from clawstream.conversation.messages import (
     Author,
-    is_housekeeping_part,
+    is_housekeeping,
     is_summary,
     main_messages,
     said_in,
@@ -50,7 +50,7 @@ def test_an_instruction_of_the_client_is_nobodys_word(text: str) -> None:
 @pytest.mark.parametrize("text", HOUSEKEEPING)
 def test_what_the_client_asks_for_itself_is_known(text: str) -> None:
     whole = f"{text}7f nightly] Tidy up." if text == "[cron:" else text
-    assert is_housekeeping_part(TIME + whole)
+    assert is_housekeeping(user(TIME + whole))
     assert written(whole) == (Author.CLIENT, whole)
 
 
