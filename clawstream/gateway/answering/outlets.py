@@ -8,38 +8,20 @@ The status is sent before the first byte only; a later error is an event, and th
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from starlette.types import Send
 
 from clawstream.gateway.answering.deltas import ReplyDelta
-from clawstream.gateway.answering.replies import Ending, error_headers
+from clawstream.gateway.answering.replies import Ending
 from clawstream.gateway.requests.refusal import BadRequest
 
 Refuse = Callable[[Send, BadRequest], Awaitable[None]]
 
 
-class Outlet(Protocol):
-    """Where an answer goes."""
-
-    async def begin(self) -> None:
-        """Note that the first token is there, though it may show nothing yet."""
-
-    async def delta(self, delta: ReplyDelta) -> None:
-        """Send the delta, if this outlet shows an answer as it grows."""
-
-    async def keep_alive(self, every_s: float) -> None:
-        """Send a sign of life on a silent stream every `every_s`; never returns."""
-
-    async def finish(self, ending: Ending) -> None:
-        """Send the end of an answer that is on the log."""
-
-    async def fail(self, refused: BadRequest) -> None:
-        """End the answer with an error."""
-
-
-class StreamedReply(Protocol):
-    """An answer as events of its dialect; each call returns the bytes to send."""
+class DialectReply(Protocol):
+    """An answer in its dialect, as events or whole; each call returns the bytes to send."""
 
     def start(self) -> bytes:
         """Return the beginning, the first time."""
@@ -55,6 +37,9 @@ class StreamedReply(Protocol):
 
     def fail(self, refused: BadRequest) -> bytes:
         """Return what breaks the stream off."""
+
+    def whole(self, ending: Ending) -> bytes | None:
+        """Return the body of a plain answer; None while other answers to the request are to come."""
 
 
 class EventStream:
@@ -91,55 +76,49 @@ class EventStream:
                 await self.write(sign_of_life())
 
 
+@dataclass(frozen=True, slots=True)
 class StreamOutlet:
     """Server-sent events, each as soon as it is known."""
 
-    def __init__(self, send: Send, events: EventStream, answer: StreamedReply, refuse: Refuse) -> None:
-        self._send = send
-        self._events = events
-        self._answer = answer
-        self._refuse = refuse
+    send: Send
+    events: EventStream
+    reply: DialectReply
+    refuse: Refuse
 
     async def begin(self) -> None:
         """Send the beginning alone: markup and half characters may keep content waiting for a while."""
-        beginning = self._answer.start()
+        beginning = self.reply.start()
         if beginning:
-            await self._events.write(beginning)
+            await self.events.write(beginning)
 
     async def delta(self, delta: ReplyDelta) -> None:
         """Send what is new."""
-        await self._events.write(self._answer.delta(delta))
+        await self.events.write(self.reply.delta(delta))
 
     async def keep_alive(self, every_s: float) -> None:
         """Send a sign of life whenever nothing was sent for `every_s`."""
-        await self._events.keep_alive(every_s, self._answer.alive)
+        await self.events.keep_alive(every_s, self.reply.alive)
 
     async def finish(self, ending: Ending) -> None:
         """Send how the answer ended, and, of the last answer, the end of the stream."""
-        await self._events.end_answer(self._answer.finish(ending))
+        await self.events.end_answer(self.reply.finish(ending))
 
     async def fail(self, refused: BadRequest) -> None:
         """Break the stream off, or send the error with its status if nothing was sent yet."""
-        if self._events.started:
-            await self._events.write(self._answer.fail(refused), more=False)
+        if self.events.started:
+            await self.events.write(self.reply.fail(refused), more=False)
         else:
-            await self._refuse(self._send, refused)
+            await self.refuse(self.send, refused)
 
 
+@dataclass(frozen=True, slots=True)
 class WholeOutlet:
-    """One body at the end, made by `body`, which returns None while other answers of the request are to come."""
+    """One body at the end."""
 
-    def __init__(
-        self,
-        send: Send,
-        headers: list[tuple[bytes, bytes]],
-        body: Callable[[Ending], bytes | None],
-        refuse: Refuse,
-    ) -> None:
-        self._send = send
-        self._headers = headers
-        self._body = body
-        self._refuse = refuse
+    send: Send
+    headers: list[tuple[bytes, bytes]]
+    reply: DialectReply
+    refuse: Refuse
 
     async def begin(self) -> None:
         """Send nothing, so that the status stays open."""
@@ -152,18 +131,16 @@ class WholeOutlet:
 
     async def finish(self, ending: Ending) -> None:
         """Send the body, if this was the last answer."""
-        body = self._body(ending)
+        body = self.reply.whole(ending)
         if body is not None:
-            await send_whole(self._send, 200, self._headers, body)
+            await send_whole(self.send, 200, self.headers, body)
 
     async def fail(self, refused: BadRequest) -> None:
         """Send the error with its status."""
-        await self._refuse(self._send, refused)
+        await self.refuse(self.send, refused)
 
 
-async def send_error(send: Send, refused: BadRequest) -> None:
-    """Send OpenAI's error object as the whole answer."""
-    await send_whole(send, refused.status, error_headers(refused), refused.as_json())
+Outlet = StreamOutlet | WholeOutlet
 
 
 async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:

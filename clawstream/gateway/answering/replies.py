@@ -62,8 +62,9 @@ class SampledTokens:
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
-_JSON = (b"content-type", b"application/json")
+JSON = (b"content-type", b"application/json")
 _STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_SUFFIX = b',"logprobs":null,"finish_reason":null}]}\n\n'  # of a chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,78 +112,9 @@ class Ending:
     matched_stop: str | None = None  # the client's string that ended it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """One answer's frame: everything but its message."""
-
-    exchange_id: str  # of the request's first answer
-    session_id: str
-    model: str
-    created_s: int
-    policy_version: int
-    index: int = 0
-    choice_id: str | None = None  # the answer's own exchange; None: the request has no other
-    _prefix: bytes = field(init=False)
-    _suffix: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        frame = orjson.dumps(self._frame("chat.completion.chunk"))[:-1]
-        object.__setattr__(self, "_prefix", b"data: " + frame + b',"choices":[{"index":%d,"delta":' % self.index)
-        object.__setattr__(self, "_suffix", b',"logprobs":null,"finish_reason":null}]}\n\n')
-
-    def headers(self, *, stream: bool) -> list[tuple[bytes, bytes]]:
-        """Return the response headers."""
-        return reply_headers(self.session_id, self.policy_version, stream=stream)
-
-    def chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None = None) -> bytes:
-        """Return the event of a delta."""
-        if logprobs is not None:
-            return self._prefix + to_json(delta) + b',"logprobs":' + to_json(logprobs) + b',"finish_reason":null}]}\n\n'
-        return self._prefix + to_json(delta) + self._suffix
-
-    def text_chunk(self, content: str) -> bytes:
-        """Return the event of a delta that is content alone, as most are."""
-        return self._prefix + b'{"content":' + to_json(content) + b"}" + self._suffix
-
-    def ending(self, finish_reason: FinishReason, logprobs: dict[str, Any] | None = None) -> bytes:
-        """Return the event that ends the answer."""
-        choice = self._choice({"delta": {}}, finish_reason, logprobs)
-        return b"data: " + to_json(self._frame("chat.completion.chunk") | {"choices": [choice]}) + b"\n\n"
-
-    def end(self, usage: Usage | None) -> bytes:
-        """Return the end of the stream, after the endings of all answers; with `usage` where the client wants it."""
-        if usage is None:
-            return DONE
-        frame = self._frame("chat.completion.chunk") | {"choices": [], "usage": usage.as_dict()}
-        return b"data: " + orjson.dumps(frame) + b"\n\n" + DONE
-
-    def choice(self, ending: Ending, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer as one of a plain completion."""
-        return self._choice({"message": ending.message}, ending.reason, logprobs)
-
-    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> bytes:
-        """Return the body of a plain completion."""
-        return to_json(self._frame("chat.completion") | {"choices": choices, "usage": usage.as_dict()})
-
-    def _choice(
-        self, said: dict[str, Any], finish_reason: FinishReason, logprobs: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        choice = {"index": self.index, **said, "logprobs": logprobs, "finish_reason": finish_reason.value}
-        return choice if self.choice_id is None else choice | {"response_id": f"chatcmpl-{self.choice_id}"}
-
-    def _frame(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-{self.exchange_id}",
-            "object": kind,
-            "created": self.created_s,
-            "model": self.model,
-            "session_id": self.session_id,
-        }
-
-
 @dataclass(slots=True, kw_only=True)
 class CollectedReplies:
-    """The answers of one request as they end."""
+    """The answers to one request as they end."""
 
     num: int
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -193,22 +125,26 @@ class CollectedReplies:
         self.usages.append(usage)
         return usage_of_all(self.usages) if len(self.usages) == self.num else None
 
-    def whole_after(self, reply: Reply, ending: Ending, logprobs: dict[str, Any] | None) -> bytes | None:
-        """Take in an answer that ended; return the body of the completion once none is to come."""
-        self.choices[reply.index] = reply.choice(ending, logprobs)
-        usage = self.usage_after(ending.usage)
-        return None if usage is None else reply.whole([self.choices[at] for at in sorted(self.choices)], usage)
-
 
 @dataclass(slots=True, kw_only=True)
-class Chunks:
-    """The chunks of one answer as it grows; each call returns what is to be sent."""
+class CompletionReply:
+    """One answer as a choice of a completion; each call returns what is to be sent."""
 
-    reply: Reply
+    exchange_id: str  # of the request's first answer
+    session_id: str
+    model: str
+    created_s: int
+    index: int
+    choice_id: str | None  # the answer's own exchange; None: the request has no other
     together: CollectedReplies
     include_usage: bool
     sampled: SampledTokens | None
     _role: dict[str, Any] = field(default_factory=lambda: {"role": "assistant"})  # the first chunk has it
+    _prefix: bytes = field(init=False)  # of a chunk, up to its delta
+
+    def __post_init__(self) -> None:
+        frame = orjson.dumps(self._frame("chat.completion.chunk"))[:-1]
+        self._prefix = b"data: " + frame + b',"choices":[{"index":%d,"delta":' % self.index
 
     def start(self) -> bytes:
         """Return the role alone, the first time."""
@@ -220,29 +156,59 @@ class Chunks:
 
     def delta(self, delta: ReplyDelta) -> bytes:
         """Return a chunk."""
-        logprobs = None if self.sampled is None else self.sampled.take()
-        if not (self._role or delta.reasoning or delta.tool_calls or logprobs):
-            return self.reply.text_chunk(delta.content)
-        content, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
-        return self.reply.chunk(content, logprobs)
+        logprobs = self._logprobs()
+        if not (self._role or delta.reasoning or delta.tool_calls or logprobs):  # as most are
+            return self._prefix + b'{"content":' + to_json(delta.content) + b"}" + _SUFFIX
+        said, self._role = self._role | (delta.as_dict() or {"content": ""}), {}
+        return self._chunk(said, logprobs)
 
     def finish(self, ending: Ending) -> bytes:
         """Return the answer's ending; for the last answer also the usage, if asked for, and the stream's end."""
-        begun = self.reply.chunk(self._role | {"content": ""}) if self._role else b""
-        logprobs = None if self.sampled is None else self.sampled.take()
-        events = begun + self.reply.ending(ending.reason, logprobs)
+        begun = self._chunk(self._role | {"content": ""}, None) if self._role else b""
+        events = begun + self._event([self._choice({"delta": {}}, ending)])
         usage = self.together.usage_after(ending.usage)
-        return events if usage is None else events + self.reply.end(usage if self.include_usage else None)
+        if usage is None:
+            return events
+        return events + (self._event([], usage=usage.as_dict()) if self.include_usage else b"") + DONE
 
     def fail(self, refused: BadRequest) -> bytes:
         """Return the event that breaks the stream off."""
         return b"data: " + refused.as_json() + b"\n\n"
 
+    def whole(self, ending: Ending) -> bytes | None:
+        """Return the body of a plain completion; None while other answers are to come."""
+        choices = self.together.choices
+        choices[self.index] = self._choice({"message": ending.message}, ending)
+        usage = self.together.usage_after(ending.usage)
+        if usage is None:
+            return None
+        said = {"choices": [choices[at] for at in sorted(choices)], "usage": usage.as_dict()}
+        return to_json(self._frame("chat.completion") | said)
+
+    def _chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> bytes:
+        if logprobs is None:
+            return self._prefix + to_json(delta) + _SUFFIX
+        return self._prefix + to_json(delta) + b',"logprobs":' + to_json(logprobs) + b',"finish_reason":null}]}\n\n'
+
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return b"data: " + to_json(self._frame("chat.completion.chunk") | {"choices": choices, **more}) + b"\n\n"
+
+    def _choice(self, said: dict[str, Any], ending: Ending) -> dict[str, Any]:
+        choice = {"index": self.index, **said, "logprobs": self._logprobs(), "finish_reason": ending.reason.value}
+        return choice if self.choice_id is None else choice | {"response_id": f"chatcmpl-{self.choice_id}"}
+
+    def _logprobs(self) -> dict[str, Any] | None:
+        return None if self.sampled is None else self.sampled.take()
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        frame = {"id": f"chatcmpl-{self.exchange_id}", "object": kind, "created": self.created_s, "model": self.model}
+        return frame | {"session_id": self.session_id}
+
 
 def reply_headers(session_id: str, policy_version: int, *, stream: bool) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer."""
     return [
-        *(_STREAM if stream else (_JSON,)),
+        *(_STREAM if stream else (JSON,)),
         (b"x-session-id", session_id.encode("ascii")),
         (b"x-policy-version", str(policy_version).encode("ascii")),
     ]
@@ -256,7 +222,7 @@ def session_ended(session_id: str, model: str, created_s: int) -> bytes:
 
 def error_headers(refused: BadRequest) -> list[tuple[bytes, bytes]]:
     """Return the headers of an error answer."""
-    headers = [_JSON]
+    headers = [JSON]
     if refused.retry_after_s is not None:
         headers.append((b"retry-after", str(refused.retry_after_s).encode("ascii")))
     if refused.allow is not None:

@@ -14,7 +14,7 @@ import orjson
 
 from clawstream.events import FinishReason
 from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
-from clawstream.gateway.answering.replies import Ending, Usage, reply_headers
+from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
 
 SIGNED = "clawstream-"
@@ -38,36 +38,13 @@ _ERROR_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class MessageReply:
-    """One answer's frame: everything but its content."""
+    """One answer as a message; each call returns what is to be sent."""
 
     exchange_id: str
-    session_id: str
     model: str
-    policy_version: int
     prompt_tokens: int
-
-    def headers(self, *, stream: bool) -> list[tuple[bytes, bytes]]:
-        """Return the response headers."""
-        request_id = (b"request-id", f"req_{self.exchange_id}".encode("ascii"))
-        return [*reply_headers(self.session_id, self.policy_version, stream=stream), request_id]
-
-    def frame(self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with this content."""
-        said = {"role": "assistant", "model": self.model, "content": content}
-        return {"id": f"msg_{self.exchange_id}", "type": "message", **said, **ending, "usage": usage}
-
-    def whole(self, ending: Ending) -> dict[str, Any]:
-        """Return a plain answer."""
-        return self.frame(_blocks(ending.message), _ending(ending), _usage(ending.usage))
-
-
-@dataclass(slots=True, kw_only=True)
-class MessageEvents:
-    """The events of one answer as it grows; each call returns what is to be sent."""
-
-    reply: MessageReply
     _started: bool = False
     _index: int = -1  # of the newest content block
     _open: str | None = None  # its type, while it grows
@@ -78,8 +55,8 @@ class MessageEvents:
         if self._started:
             return b""
         self._started = True
-        usage = {"input_tokens": self.reply.prompt_tokens, "output_tokens": 0}
-        message = self.reply.frame([], {"stop_reason": None, "stop_sequence": None}, usage)
+        usage = {"input_tokens": self.prompt_tokens, "output_tokens": 0}
+        message = self._frame([], {"stop_reason": None, "stop_sequence": None}, usage)
         return _event("message_start", message=message) + PING
 
     def alive(self) -> bytes:
@@ -108,6 +85,14 @@ class MessageEvents:
     def fail(self, refused: BadRequest) -> bytes:
         """Return the event that breaks the stream off."""
         return b"event: error\ndata: " + error_body(refused) + b"\n\n"
+
+    def whole(self, ending: Ending) -> bytes:
+        """Return a plain answer."""
+        return to_json(self._frame(_blocks(ending.message), _ending(ending), _usage(ending.usage)))
+
+    def _frame(self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
+        said = {"role": "assistant", "model": self.model, "content": content}
+        return {"id": f"msg_{self.exchange_id}", "type": "message", **said, **ending, "usage": usage}
 
     def _call(self, call: ToolCall) -> bytes:
         block = {"type": "tool_use", "id": call.call_id, "name": call.name, "input": {}}
@@ -157,8 +142,8 @@ def arguments_of(found: Mapping[str, Any]) -> str:
     return json.dumps(found, ensure_ascii=False)
 
 
-def session_ended(session_id: str, model: str) -> bytes:
-    """Return the answer to a request that only ends its session: a message without content."""
+def session_ended(session_id: str, model: str, _created_s: int) -> bytes:
+    """Return the answer to a request that only ends its session: a message without content or time."""
     said = {"role": "assistant", "model": model, "content": []}
     ended = {"stop_reason": "end_turn", "stop_sequence": None, "usage": {"input_tokens": 0, "output_tokens": 0}}
     return orjson.dumps({"id": f"session-{session_id}", "type": "message", **said, **ended})

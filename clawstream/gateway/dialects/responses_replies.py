@@ -14,7 +14,7 @@ import orjson
 
 from clawstream.events import FinishReason
 from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
-from clawstream.gateway.answering.replies import KEEP_ALIVE, Ending, SampledTokens, Usage, reply_headers
+from clawstream.gateway.answering.replies import KEEP_ALIVE, Ending, SampledTokens, Usage
 from clawstream.gateway.dialects.responses import TRANSLATED
 from clawstream.gateway.dialects.responses_tools import custom_input, offered, sealed
 from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
@@ -23,104 +23,14 @@ _SEALED_THOUGHT = "reasoning.encrypted_content"
 _LATER = frozenset({429, 503})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ResponseReply:
-    """One answer's frame: everything but its content. `options` is the request as recorded."""
+    """One answer as a response; each call returns what is to be sent. `options` is the request as recorded."""
 
     exchange_id: str
-    session_id: str
     model: str
     created_s: int
-    policy_version: int
     options: Mapping[str, Any]
-
-    def headers(self, *, stream: bool) -> list[tuple[bytes, bytes]]:
-        """Return the response headers."""
-        request_id = (b"x-request-id", f"req_{self.exchange_id}".encode("ascii"))
-        return [*reply_headers(self.session_id, self.policy_version, stream=stream), request_id]
-
-    def frame(
-        self,
-        status: str,
-        output: list[dict[str, Any]],
-        usage: Usage | None = None,
-        error: dict[str, str] | None = None,
-    ) -> dict[str, Any]:
-        """Return a response with this output."""
-        asked = self.options
-        return {
-            "id": f"resp_{self.exchange_id}",
-            "object": "response",
-            "created_at": self.created_s,
-            "status": status,
-            "error": error,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
-            "max_output_tokens": asked.get("max_completion_tokens"),
-            "metadata": asked.get("metadata") or {},
-            "model": self.model,
-            "output": output,
-            "parallel_tool_calls": asked.get("parallel_tool_calls", True),
-            "previous_response_id": asked.get("previous_response_id"),
-            "reasoning": asked.get("reasoning") or {"effort": None, "summary": None},
-            "service_tier": "default",
-            "store": asked.get("store", True),
-            "temperature": asked.get("temperature"),
-            "text": {"format": _format_of(asked)},
-            "tool_choice": asked.get("tool_choice", "auto"),
-            "tools": [{"type": "function", "strict": None} | tool["function"] for tool in asked.get("tools") or ()],
-            "top_logprobs": asked.get("top_logprobs") or 0,
-            "top_p": asked.get("top_p"),
-            "truncation": "disabled",
-            "usage": None if usage is None else _usage(usage),
-            "user": asked.get("user"),
-        }
-
-    def whole(self, ending: Ending, sampled: SampledTokens | None = None) -> dict[str, Any]:
-        """Return a plain answer, with the log-probs of its text where the client asked for them."""
-        status = status_of(ending.reason)
-        logprobs = [] if sampled is None else sampled.take_said()
-        return self.frame(status, self._items(ending.message, status, logprobs), ending.usage)
-
-    def thought(self, text: str, item_id: str, status: str) -> dict[str, Any]:
-        """Return a reasoning item, with the sealed text for a client that asks for it."""
-        said = [{"type": "reasoning_text", "text": text}] if text else []
-        item: dict[str, Any] = {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": said}
-        if _SEALED_THOUGHT in (self.options.get("include") or ()):
-            item["encrypted_content"] = sealed(text) if text else None
-        return item
-
-    def call(self, call_id: str, name: str, arguments: str | None, index: int, status: str) -> dict[str, Any]:
-        """Return a call's item, in the form of the tool that the client offered; `arguments` None: they are to come."""
-        function = offered(name, self.options.get(TRANSLATED) or {})
-        item_id = f"{'ctc' if function.is_custom else 'fc'}_{self.exchange_id}_{index}"
-        item = {"id": item_id, "call_id": call_id, "name": function.name, "status": status}
-        if function.is_custom:
-            return item | {"type": "custom_tool_call", "input": custom_input(arguments) if arguments else ""}
-        within = {} if function.namespace is None else {"namespace": function.namespace}
-        return item | within | {"type": "function_call", "arguments": arguments or ""}
-
-    def _items(self, message: dict[str, Any], status: str, logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        thought, said = message.get("reasoning_content"), message.get("content")
-        calls = message.get("tool_calls", ())
-        if thought:
-            found.append(self.thought(thought, f"rs_{self.exchange_id}", "completed"))
-        if said or not (calls or thought):
-            found.append(said_item(said or "", f"msg_{self.exchange_id}", "completed", logprobs))
-        for index, call in enumerate(calls):
-            function = call["function"]
-            found.append(self.call(call["id"], function["name"], function["arguments"], index, "completed"))
-        if found and status == "incomplete":
-            found[-1]["status"] = status
-        return found
-
-
-@dataclass(slots=True, kw_only=True)
-class ResponseEvents:
-    """The events of one answer as it grows; each call returns what is to be sent."""
-
-    reply: ResponseReply
     sampled: SampledTokens | None = None  # whose log-probs the client asked for; None: it did not
     _number: int = 0  # of the next event
     _items: list[dict[str, Any]] = field(default_factory=list)  # the closed ones
@@ -134,7 +44,7 @@ class ResponseEvents:
         """Return the beginning of the response, the first time."""
         if self._number:
             return b""
-        response = self.reply.frame("in_progress", [])
+        response = self._frame("in_progress", [])
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
@@ -156,23 +66,41 @@ class ResponseEvents:
 
     def finish(self, ending: Ending) -> bytes:
         """Return how the answer ended, and the end of the stream."""
-        status = status_of(ending.reason)
-        events = self.start()
-        if not self._items and self._open is None:
-            events += self._grow("message")  # an empty answer is a message too
-        events += self._close(status)
-        return events + self._event(f"response.{status}", response=self.reply.frame(status, self._items, ending.usage))
+        events = self.start() + self._end(ending)
+        response = self._frame(_status_of(ending.reason), self._items, ending.usage)
+        return events + self._event(f"response.{response['status']}", response=response)
 
     def fail(self, refused: BadRequest) -> bytes:
         """Return the end of a stream that is broken off."""
         error = {"code": _code(refused), "message": str(refused)}
         events = self.start()
-        return events + self._event("response.failed", response=self.reply.frame("failed", self._items, error=error))
+        return events + self._event("response.failed", response=self._frame("failed", self._items, error=error))
+
+    def whole(self, ending: Ending) -> bytes:
+        """Return a plain answer, of the items that a stream would have."""
+        message = ending.message
+        calls = (
+            ToolCall(index=index, call_id=call["id"], **call["function"])
+            for index, call in enumerate(message.get("tool_calls", ()))
+        )
+        thought, said = message.get("reasoning_content") or "", message.get("content") or ""
+        self.delta(ReplyDelta(reasoning=thought, content=said, tool_calls=tuple(calls)))
+        self._end(ending)
+        return to_json(self._frame(_status_of(ending.reason), self._items, ending.usage))
 
     def _call(self, call: ToolCall) -> bytes:
+        """Return the beginning of a call, in the form of the tool that the client offered."""
         events = self._close("completed")
-        self._open = self.reply.call(call.call_id, call.name, None, call.index, "in_progress")
-        self._text = [call.arguments]
+        function = offered(call.name, self.options.get(TRANSLATED) or {})
+        item_id = f"{'ctc' if function.is_custom else 'fc'}_{self.exchange_id}_{call.index}"
+        item = {"id": item_id, "call_id": call.call_id, "name": function.name, "status": "in_progress"}
+        within = {} if function.namespace is None else {"namespace": function.namespace}
+        empty = (
+            {"type": "custom_tool_call", "input": ""}
+            if function.is_custom
+            else {"type": "function_call", "arguments": ""}
+        )
+        self._open, self._text = item | within | empty, [call.arguments]
         return events + self._event("response.output_item.added", output_index=len(self._items), item=self._open)
 
     def _grow(self, kind: str) -> bytes:
@@ -183,10 +111,10 @@ class ResponseEvents:
         self._text, self._logprobs = [], []
         if kind == "reasoning":
             part, delta = {"type": "reasoning_text", "text": ""}, "response.reasoning_text.delta"
-            self._open = self.reply.thought("", self._new_id("rs"), "in_progress")
+            self._open = self._thought("", self._new_id("rs"), "in_progress")
         else:
             part, delta = _output_text(""), "response.output_text.delta"
-            self._open = {**said_item("", self._new_id("msg"), "in_progress"), "content": []}
+            self._open = {**_said_item("", self._new_id("msg"), "in_progress"), "content": []}
         self._prefix = _prefix(delta, self._open["id"], len(self._items))
         begun = self._event("response.output_item.added", output_index=len(self._items), item=self._open)
         return closed + begun + self._part("response.content_part.added", part=part)
@@ -204,18 +132,23 @@ class ResponseEvents:
         number, self._number = self._number, self._number + 1
         return self._prefix + to_json(text) + b',"sequence_number":%d}\n\n' % number
 
+    def _end(self, ending: Ending) -> bytes:
+        """Return the end of the last item; an empty answer is a message too."""
+        is_empty = not self._items and self._open is None
+        return (self._grow("message") if is_empty else b"") + self._close(_status_of(ending.reason))
+
     def _close(self, status: str) -> bytes:
         if self._open is None:
             return b""
         item, text = self._open, "".join(self._text)
         kind = item["type"]
         if kind == "reasoning":
-            whole = self.reply.thought(text, item["id"], status)
+            whole = self._thought(text, item["id"], status)
             events = self._part("response.reasoning_text.done", text=text)
             events += self._part("response.content_part.done", part={"type": "reasoning_text", "text": text})
         elif kind == "message":
             logprobs = self._logprobs + ([] if self.sampled is None else self.sampled.take_said())
-            whole = said_item(text, item["id"], status, logprobs)
+            whole = _said_item(text, item["id"], status, logprobs)
             events = self._part("response.output_text.done", text=text, logprobs=logprobs)
             events += self._part("response.content_part.done", part=_output_text(text, logprobs))
         else:
@@ -253,16 +186,61 @@ class ResponseEvents:
         """Return the id of an item; the first of its kind stands for all of them where a client refers to it."""
         number = self._ids.get(prefix, 0)
         self._ids[prefix] = number + 1
-        return f"{prefix}_{self.reply.exchange_id}" + (f"_{number}" if number else "")
+        return f"{prefix}_{self.exchange_id}" + (f"_{number}" if number else "")
+
+    def _frame(
+        self,
+        status: str,
+        output: list[dict[str, Any]],
+        usage: Usage | None = None,
+        error: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Return a response with this output."""
+        asked = self.options
+        return {
+            "id": f"resp_{self.exchange_id}",
+            "object": "response",
+            "created_at": self.created_s,
+            "status": status,
+            "error": error,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None,
+            "max_output_tokens": asked.get("max_completion_tokens"),
+            "metadata": asked.get("metadata") or {},
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": asked.get("parallel_tool_calls", True),
+            "previous_response_id": asked.get("previous_response_id"),
+            "reasoning": asked.get("reasoning") or {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": asked.get("store", True),
+            "temperature": asked.get("temperature"),
+            "text": {"format": _format_of(asked)},
+            "tool_choice": asked.get("tool_choice", "auto"),
+            "tools": [{"type": "function", "strict": None} | tool["function"] for tool in asked.get("tools") or ()],
+            "top_logprobs": asked.get("top_logprobs") or 0,
+            "top_p": asked.get("top_p"),
+            "truncation": "disabled",
+            "usage": None if usage is None else _usage(usage),
+            "user": asked.get("user"),
+        }
+
+    def _thought(self, text: str, item_id: str, status: str) -> dict[str, Any]:
+        """Return a reasoning item, with the sealed text for a client that asks for it."""
+        said = [{"type": "reasoning_text", "text": text}] if text else []
+        item: dict[str, Any] = {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": said}
+        if _SEALED_THOUGHT in (self.options.get("include") or ()):
+            item["encrypted_content"] = sealed(text) if text else None
+        return item
 
 
-def said_item(text: str, item_id: str, status: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def _said_item(text: str, item_id: str, status: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Return a message item."""
     content = [_output_text(text, logprobs)]
     return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": content}
 
 
-def status_of(reason: FinishReason) -> str:
+def _status_of(reason: FinishReason) -> str:
     """Return the status of a response that ended for `reason`."""
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
 

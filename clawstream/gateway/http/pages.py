@@ -25,11 +25,11 @@ from clawstream.gateway.access.keys import Caller
 from clawstream.gateway.access.security import Guard, foreign_page
 from clawstream.gateway.answering.admission import CALLER, Admission, unavailable
 from clawstream.gateway.answering.endpoint import Endpoint
-from clawstream.gateway.answering.outlets import send_error, send_whole
+from clawstream.gateway.answering.outlets import send_whole
 from clawstream.gateway.answering.replies import error_headers
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.anthropic_replies import error_body
-from clawstream.gateway.dialects.kinds import ChatCompletions, Messages, Responses
+from clawstream.gateway.dialects.kinds import CHAT, MESSAGES, RESPONSES
 from clawstream.gateway.http.routes import (
     CHAT_PATH,
     COUNT_PATH,
@@ -169,13 +169,12 @@ def build_app(admission: Admission, guard: Guard) -> ASGIApp:
 
 
 def _endpoints(admission: Admission) -> dict[str, Endpoint | Post]:
-    messages = Messages()
     return {
-        CHAT_PATH: Endpoint(admission, ChatCompletions()),
-        RESPONSES_PATH: Endpoint(admission, Responses()),
-        MESSAGES_PATH: Endpoint(admission, messages),
-        COUNT_PATH: Post(admission, count_tokens, messages.refuse),
-        FEEDBACK_PATH: Post(admission, give_feedback, send_error),
+        CHAT_PATH: Endpoint(admission, CHAT),
+        RESPONSES_PATH: Endpoint(admission, RESPONSES),
+        MESSAGES_PATH: Endpoint(admission, MESSAGES),
+        COUNT_PATH: Post(admission, count_tokens, MESSAGES.refuse),
+        FEEDBACK_PATH: Post(admission, give_feedback, CHAT.refuse),
     }
 
 

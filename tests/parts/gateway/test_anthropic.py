@@ -13,7 +13,6 @@ from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.anthropic_replies import (
-    MessageEvents,
     MessageReply,
     arguments_of,
     error_body,
@@ -24,8 +23,11 @@ from clawstream.gateway.requests.refusal import BadRequest
 
 Json = dict[str, Any]
 HELLO: list[Json] = [{"role": "user", "content": "Hello"}]
-REPLY = MessageReply(exchange_id="e", session_id="s", model="policy", policy_version=0, prompt_tokens=7)
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4)
+
+
+def reply() -> MessageReply:
+    return MessageReply(exchange_id="e", model="policy", prompt_tokens=7)
 
 
 def ended(message: Json, reason: FinishReason) -> Ending:
@@ -305,7 +307,7 @@ DELTAS = st.lists(
 def test_any_stream_adds_up_to_an_answer_that_is_recognised_when_it_comes_back(
     deltas: list[ReplyDelta], calls: list[ToolCall]
 ) -> None:
-    events = MessageEvents(reply=REPLY)
+    events = reply()
     raw = b"".join([*map(events.delta, deltas), events.delta(ReplyDelta(tool_calls=tuple(calls)))] if calls else
                    [*map(events.delta, deltas)])  # fmt: skip
     raw += events.finish(ended({}, FinishReason.STOP))
@@ -319,13 +321,13 @@ def test_any_stream_adds_up_to_an_answer_that_is_recognised_when_it_comes_back(
     (_, echo, _) = messages_of(messages=[*HELLO, {"role": "assistant", "content": got["content"]}, *HELLO])
     assert same_answer(answer, echo)
     assert echo.get("reasoning_content", "") == answer["reasoning_content"]
-    whole = REPLY.whole(ended(answer, FinishReason.STOP))
+    whole = json.loads(reply().whole(ended(answer, FinishReason.STOP)))
     (_, again, _) = messages_of(messages=[*HELLO, {"role": "assistant", "content": whole["content"]}, *HELLO])
     assert again == echo
 
 
 def test_a_stream_has_a_block_for_each_kind_and_ends_once() -> None:
-    events = MessageEvents(reply=REPLY)
+    events = reply()
     call = ToolCall(index=0, call_id="call1", name="exec", arguments='{"command": "ls"}')
     raw = (
         events.start()
@@ -367,7 +369,7 @@ def test_what_was_read_from_a_cache_is_counted_apart_where_the_engine_says_it(
     cached: int | None, expected: dict[str, int]
 ) -> None:
     usage = Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=cached)
-    whole = REPLY.whole(Ending(message={"content": "x"}, reason=FinishReason.STOP, usage=usage))
+    whole = json.loads(reply().whole(Ending(message={"content": "x"}, reason=FinishReason.STOP, usage=usage)))
     assert whole["usage"] == expected | {"output_tokens": 3}
 
 
@@ -383,7 +385,8 @@ def test_what_was_read_from_a_cache_is_counted_apart_where_the_engine_says_it(
 def test_how_an_answer_ended_is_said_in_anthropic_s_words(
     reason: FinishReason, matched: str | None, expected: tuple[str, str | None]
 ) -> None:
-    whole = REPLY.whole(Ending(message={"content": "x"}, reason=reason, usage=USAGE, matched_stop=matched))
+    ending = Ending(message={"content": "x"}, reason=reason, usage=USAGE, matched_stop=matched)
+    whole = json.loads(reply().whole(ending))
     assert (whole["stop_reason"], whole["stop_sequence"]) == expected
 
 

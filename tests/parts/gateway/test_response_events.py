@@ -2,12 +2,11 @@
 
 from clawstream.events import FinishReason
 from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
-from clawstream.gateway.dialects.responses_replies import ResponseEvents
 from tests.parts.gateway.test_responses import CUSTOM, FUNCTION, ended, events_of, reply
 
 
 def test_each_piece_that_grew_ends_as_a_whole_before_its_item_does() -> None:
-    growing = ResponseEvents(reply=reply(tools=[FUNCTION, CUSTOM]))
+    growing = reply(tools=[FUNCTION, CUSTOM])
     call = ToolCall(index=0, call_id="c0", name="exec", arguments="{}")
     raw = growing.delta(ReplyDelta(reasoning="h")) + growing.delta(ReplyDelta(reasoning="m", content="It "))
     raw += growing.delta(ReplyDelta(content="is 4.", tool_calls=(call,)))

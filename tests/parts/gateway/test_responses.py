@@ -12,7 +12,7 @@ from clawstream.events import FinishReason
 from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of, read_responses
-from clawstream.gateway.dialects.responses_replies import ResponseEvents, ResponseReply
+from clawstream.gateway.dialects.responses_replies import ResponseReply
 from clawstream.gateway.dialects.responses_tools import custom_arguments, custom_input, sealed
 from clawstream.gateway.requests.refusal import BadRequest, TooLong
 from clawstream.gateway.requests.wire import read_request
@@ -58,10 +58,8 @@ def options_of(**fields: Any) -> Any:
 def reply(**options: Any) -> ResponseReply:
     return ResponseReply(
         exchange_id=ONE,
-        session_id="s",
         model="policy",
         created_s=1,
-        policy_version=0,
         options=read_responses({"input": "Hi", **options}, False, nobody).options,
     )
 
@@ -230,7 +228,7 @@ def test_what_is_too_much_or_too_old_is_forgotten_oldest_first() -> None:
 
 
 def test_the_events_add_up_to_the_response_that_ends_them() -> None:
-    growing = ResponseEvents(reply=reply(tools=[FUNCTION, CUSTOM, WITHIN], include=["reasoning.encrypted_content"]))
+    growing = reply(tools=[FUNCTION, CUSTOM, WITHIN], include=["reasoning.encrypted_content"])
     calls = tuple(
         ToolCall(index=at, call_id=f"c{at}", name=name, arguments=arguments)
         for at, (name, arguments) in enumerate(
@@ -256,11 +254,11 @@ def test_the_events_add_up_to_the_response_that_ends_them() -> None:
     plain = reply(tools=[FUNCTION, CUSTOM, WITHIN], include=["reasoning.encrypted_content"])
     recorded: Json = {"role": "assistant", "content": "It is 4.", "reasoning_content": "hm"}
     recorded["tool_calls"] = [call.as_dict() for call in calls]
-    assert plain.whole(ended(recorded, FinishReason.TOOL_CALLS)) == whole
+    assert json.loads(plain.whole(ended(recorded, FinishReason.TOOL_CALLS))) == whole
 
 
 def test_an_answer_that_was_cut_short_is_incomplete_and_says_why() -> None:
-    growing = ResponseEvents(reply=reply())
+    growing = reply()
     raw = growing.delta(ReplyDelta(content="It"))
     (*_, last) = events_of(raw + growing.finish(ended({}, FinishReason.LENGTH)))
     assert last["type"] == "response.incomplete"
@@ -277,7 +275,7 @@ def test_an_answer_that_was_cut_short_is_incomplete_and_says_why() -> None:
     ],
 )
 def test_a_stream_that_breaks_off_ends_with_response_failed(refused: BadRequest, code: str) -> None:
-    growing = ResponseEvents(reply=reply())
+    growing = reply()
     *before, last = events_of(growing.delta(ReplyDelta(content="It")) + growing.fail(refused))
     assert last["type"] == "response.failed"
     assert last["response"]["error"] == {"code": code, "message": str(refused)}
@@ -290,7 +288,7 @@ def test_an_answer_comes_back_as_the_message_that_is_recorded(text: str, thought
     message["tool_calls"] = [
         ToolCall(index=at, call_id=f"c{at}", name=name, arguments="{}").as_dict() for at, name in enumerate(calls)
     ]
-    output = reply().whole(ended(message, FinishReason.STOP))["output"]
+    output = json.loads(reply().whole(ended(message, FinishReason.STOP)))["output"]
     (echo, *_) = messages_of(*output, said("user", "?"))
     assert same_answer(message, echo)
     assert (echo.get("reasoning_content") or "") == thought
