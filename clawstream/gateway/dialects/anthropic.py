@@ -18,10 +18,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawstream.gateway.dialects.anthropic_replies import SIGNED, arguments_of, signature
-from clawstream.gateway.requests.fields import boolean, items, kind, mapping, number, text
+from clawstream.gateway.requests.fields import boolean, items, kind, mapping, number, text, wrong
 from clawstream.gateway.requests.pictures import SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_shown, with_words
 from clawstream.gateway.requests.refusal import BadRequest
-from clawstream.gateway.requests.wire import MAX_STOPS, PRIVATE_KEYS, ChatRequest, read_request, truthy
+from clawstream.gateway.requests.wire import (
+    PRIVATE_KEYS,
+    ChatRequest,
+    assistant_message,
+    plain,
+    read_request,
+    read_stops,
+    truthy,
+)
 
 _SAME_IN_BOTH = frozenset({"model", "stream", "max_tokens", "temperature", "top_p", "top_k"}) | PRIVATE_KEYS
 _TRANSLATED = frozenset(
@@ -46,7 +54,7 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
     for key in _NOT_THERE:
         if body.get(key) is not None:
             raise BadRequest(f"{key} is not supported; leave it out.", param=key)
-    number(body, "temperature", lambda value: 0 <= value <= 1, "0 to 1")
+    number(body, "temperature", 0, 1)
     ending = not counted and (truthy(body.get("session_done")) or ends_session) and not body.get("messages")
     if body.get("max_tokens") is None and not (ending or counted):
         raise BadRequest("max_tokens is missing; say how many tokens the answer may have.", param="max_tokens")
@@ -56,7 +64,7 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
     found = {
         "user": text(named, "user_id"),
         "metadata": {key: value for key, value in named.items() if key != "user_id"},
-        "stop": _stops(body),
+        "stop": list(read_stops(items(body.get("stop_sequences"), "stop_sequences"), "stop_sequences")),
         "tools": [_tool(tool, f"tools[{at}]") for at, tool in enumerate(items(body.get("tools"), "tools"))],
         "chat_template_kwargs": _template_options(body),
         "response_format": _response_format(body),
@@ -67,13 +75,6 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
     return read_request(labels | same | said | {"messages": messages}, ends_session)
 
 
-def _stops(body: Mapping[str, Any]) -> list[str]:
-    stops = items(body.get("stop_sequences"), "stop_sequences")
-    if len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
-        raise BadRequest(f"stop_sequences: expected up to {MAX_STOPS} strings, none empty.", param="stop_sequences")
-    return stops
-
-
 def _tool(tool: object, where: str) -> dict[str, Any]:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise BadRequest(f"{where} is not a tool with a name.", param=where)
@@ -81,7 +82,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
         raise BadRequest(f"{where} is a {tool['type']!r} tool; only tools of the client's own are called.", param=where)
     schema = tool.get("input_schema")
     if not isinstance(schema, dict):
-        raise BadRequest(f"{where}.input_schema is {kind(schema)}; expected a JSON schema.", param=where)
+        raise wrong(f"{where}.input_schema", schema, "a JSON schema", param=where)
     about = text(tool, "description")
     described = {} if about is None else {"description": about}
     return {"type": "function", "function": {"name": tool["name"], **described, "parameters": schema}}
@@ -135,12 +136,12 @@ def _template_options(body: Mapping[str, Any]) -> dict[str, Any]:
 def _system(found: object) -> list[dict[str, Any]]:
     if found in (None, "", []):
         return []
-    return [{"role": "system", "content": found if isinstance(found, str) else _plain(_texts(found, "system"))}]
+    return [{"role": "system", "content": found if isinstance(found, str) else plain(_texts(found, "system"))}]
 
 
 def _messages(found: object) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not found:
-        raise BadRequest(f"messages is {kind(found)}; expected a list with at least one message.", param="messages")
+        raise wrong("messages", found, "a list with at least one message")
     messages: list[dict[str, Any]] = []
     for index, message in enumerate(found):
         where = f"messages[{index}]"
@@ -152,7 +153,7 @@ def _messages(found: object) -> list[dict[str, Any]]:
         assert isinstance(message, dict)
         blocks = _blocks(message.get("content"), f"{where}.content", may_be_empty=role == "assistant")
         if role == "system":
-            messages.append({"role": "system", "content": _plain(_texts(blocks, f"{where}.content"))})
+            messages.append({"role": "system", "content": plain(_texts(blocks, f"{where}.content"))})
         else:
             messages += _user(blocks, where) if role == "user" else [_assistant(blocks, where)]
     if messages[-1]["role"] == "assistant":
@@ -167,7 +168,7 @@ def _blocks(content: object, where: str, *, may_be_empty: bool) -> list[dict[str
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not (content or may_be_empty):
-        raise BadRequest(f"{where} is {kind(content)}; expected a string or a list of content blocks.", param=where)
+        raise wrong(where, content, "a string or a list of content blocks")
     for number_, block in enumerate(content):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise BadRequest(f"{where}[{number_}] is not a content block with a type.", param=where)
@@ -179,7 +180,7 @@ def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any
     num_results = sum(block["type"] == "tool_result" for block in blocks)
     results = [_tool_message(block, f"{where}.content[{at}]") for at, block in enumerate(blocks[:num_results])]
     said = _texts(blocks[num_results:], f"{where}.content", pictures=SHOWN_BY_THE_USER)
-    return [*results, {"role": "user", "content": _plain(said)}] if said else results
+    return [*results, {"role": "user", "content": plain(said)}] if said else results
 
 
 def _tool_message(block: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -208,10 +209,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any
             calls.append(_tool_call(block, place))
         else:
             said += [part["text"] for part in _texts([block], place)]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(said) or (None if calls else "")}
-    if thought:
-        message["reasoning_content"] = "".join(thought)
-    return message | ({"tool_calls": calls} if calls else {})
+    return assistant_message(said, thought, calls)
 
 
 def _thinking(block: Mapping[str, Any], where: str) -> str:
@@ -230,18 +228,13 @@ def _tool_call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"id": block["id"], "type": "function", "function": function}
 
 
-def _plain(parts: list[dict[str, str]]) -> str | list[dict[str, str]]:
-    """Return one part as a string: clients send either, even of the same message."""
-    return parts[0]["text"] if len(parts) == 1 else parts
-
-
 def _texts(found: object, where: str, *, pictures: str | None = None) -> list[dict[str, str]]:
     """Return text blocks as OpenAI's parts, `pictures` in the place of images; None: nothing but text may stand here.
 
     Raises BadRequest for any other block.
     """
     if not isinstance(found, Sequence) or isinstance(found, str):
-        raise BadRequest(f"{where} is {kind(found)}; expected a string or a list of text blocks.", param=where)
+        raise wrong(where, found, "a string or a list of text blocks")
     for block in found:
         named = block.get("type") if isinstance(block, dict) else None
         if named == "redacted_thinking":

@@ -31,9 +31,9 @@ from clawstream.gateway.dialects.responses_tools import (
     read_choice,
     read_tools,
 )
-from clawstream.gateway.requests.fields import items, kind, mapping, text
+from clawstream.gateway.requests.fields import items, mapping, text, wrong
 from clawstream.gateway.requests.refusal import BadRequest
-from clawstream.gateway.requests.wire import ChatRequest, read_request, truthy
+from clawstream.gateway.requests.wire import ChatRequest, assistant_message, plain, read_request, truthy
 from clawstream.gateway.sessions import Recall, RecalledResponse
 
 Item = Mapping[str, Any]
@@ -53,11 +53,7 @@ class _AssistantItems:
 
     def message(self) -> dict[str, Any]:
         """Return it as Chat Completions has it."""
-        text = "".join(self.said or ())
-        message: dict[str, Any] = {"role": "assistant", "content": text or (None if self.calls else "")}
-        if self.thought:
-            message["reasoning_content"] = "".join(self.thought)
-        return message | ({"tool_calls": self.calls} if self.calls else {})
+        return assistant_message(self.said or (), self.thought, self.calls)
 
 
 @dataclass(slots=True)
@@ -109,7 +105,7 @@ class _ItemReader:
             raise BadRequest(f"{where}.role is {found}; expected one of {', '.join(_ROLES)}.", param=f"{where}.role")
         parts = _parts(item.get("content"), f"{where}.content")
         if role != "assistant":
-            self._put({"role": role, "content": _plain(parts)})
+            self._put({"role": role, "content": plain(parts)})
             return
         answer = self._part_of(item, after=("said", "calls"))
         answer.said = [*(answer.said or ()), *(part["text"] for part in _texts(parts, f"{where}.content"))]
@@ -158,11 +154,11 @@ def read_items(found: object, recall: Recall) -> list[dict[str, Any]]:
     if isinstance(found, str) and found:
         return [{"role": "user", "content": found}]
     if not isinstance(found, list) or not found:
-        raise BadRequest(f"input is {kind(found)}; expected a string or a list with at least one item.", param="input")
+        raise wrong("input", found, "a string or a list with at least one item")
     reading = _ItemReader(recall)
     for index, item in enumerate(found):
         if not isinstance(item, dict):
-            raise BadRequest(f"input[{index}] is {kind(item)}; expected an item with a type.", param=f"input[{index}]")
+            raise wrong(f"input[{index}]", item, "an item with a type")
         reading.read(item, f"input[{index}]")
     return reading.finish()
 
@@ -186,17 +182,15 @@ def _items_of(item_id: str, answer: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _call(item: Item, where: str) -> dict[str, Any]:
     name = flat_name(item.get("namespace"), _text(item, "name", where))
-    if item.get("type") == "custom_tool_call":
-        arguments = custom_arguments(_string(item, "input", where))
-    else:
-        arguments = _string(item, "arguments", where)
-    function = {"name": name, "arguments": arguments}
+    is_custom = item.get("type") == "custom_tool_call"
+    given = custom_arguments(_string(item, "input", where)) if is_custom else _string(item, "arguments", where)
+    function = {"name": name, "arguments": given}
     return {"id": _text(item, "call_id", where), "type": "function", "function": function}
 
 
 def _output(item: Item, where: str) -> str | list[dict[str, Any]]:
     found = item.get("output")
-    return found if isinstance(found, str) else _plain(_parts(found, f"{where}.output"))
+    return found if isinstance(found, str) else plain(_parts(found, f"{where}.output"))
 
 
 def _thought(item: Item, where: str) -> str:
@@ -221,7 +215,7 @@ def _parts(found: object, where: str) -> list[dict[str, Any]]:
     if isinstance(found, str):
         return [{"type": "text", "text": found}]
     if not isinstance(found, list):
-        raise BadRequest(f"{where} is {kind(found)}; expected a string or a list of parts.", param=where)
+        raise wrong(where, found, "a string or a list of parts")
     return [_part(part, f"{where}[{number}]") for number, part in enumerate(found)]
 
 
@@ -229,10 +223,8 @@ def _part(part: object, where: str) -> dict[str, Any]:
     named = part.get("type") if isinstance(part, dict) else None
     if not isinstance(part, dict) or not isinstance(named, str):
         raise BadRequest(f"{where} is content without a type.", code="unsupported_content", param=where)
-    if named in _SAID:
-        return {"type": "text", "text": _string(part, "text", where)}
-    if named == "refusal":
-        return {"type": "text", "text": _string(part, "refusal", where)}
+    if named in _SAID or named == "refusal":
+        return {"type": "text", "text": _string(part, "refusal" if named == "refusal" else "text", where)}
     if named == "input_image":
         shown = {key: part[key] for key in ("detail",) if part.get(key) is not None}
         return {"type": "image_url", "image_url": {"url": part.get("image_url") or "", **shown}}
@@ -250,13 +242,6 @@ def _texts(parts: Sequence[dict[str, Any]], where: str) -> list[dict[str, Any]]:
     return list(parts)
 
 
-def _plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return one text as a string: clients send either, even of the same message."""
-    if not parts:
-        return ""
-    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
-
-
 def _text(item: Item, key: str, where: str) -> str:
     found = _string(item, key, where)
     if not found:
@@ -267,7 +252,7 @@ def _text(item: Item, key: str, where: str) -> str:
 def _string(item: Item, key: str, where: str) -> str:
     found = item.get(key)
     if not isinstance(found, str):
-        raise BadRequest(f"{where}.{key} is {kind(found)}; expected a string.", param=f"{where}.{key}")
+        raise wrong(f"{where}.{key}", found, "a string")
     return found
 
 
@@ -289,21 +274,18 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
     """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest."""
     for key in sorted(_NOT_THERE):
         if body.get(key):
-            raise BadRequest(
-                f"{key} is not supported by /v1/responses here; leave it out.", code="unsupported_value", param=key
-            )
+            message = f"{key} is not supported by /v1/responses here; leave it out."
+            raise BadRequest(message, code="unsupported_value", param=key)
     if body.get("truncation") not in (None, "disabled"):
-        raise BadRequest(
-            "truncation is not supported: a conversation that is too long is refused; expected disabled, or it left "
-            "out.",
-            code="unsupported_value",
-            param="truncation",
-        )
+        expected = "expected disabled, or it left out"
+        message = f"truncation is not supported: a conversation that is too long is refused; {expected}."
+        raise BadRequest(message, code="unsupported_value", param="truncation")
     previous = _previous(body, recall)
     ending = (truthy(body.get("session_done")) or ends_session) and not body.get("input")
-    instructions = _instructions(body.get("instructions"))
+    instructions = text(body, "instructions")
     before = [] if previous is None else [*previous.before, previous.answer]
-    messages = [] if ending else [*instructions, *before, *read_items(body.get("input"), recall)]
+    system = [] if instructions is None else [{"role": "system", "content": instructions}]
+    messages = [] if ending else [*system, *before, *read_items(body.get("input"), recall)]
     tools, known = read_tools(body.get("tools"), may_leave_out=isinstance(body.get(_CODEX), dict))
     include = items(body.get("include"), "include")
     if not all(isinstance(wanted, str) for wanted in include):
@@ -322,7 +304,7 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
         said["max_completion_tokens"] = body["max_output_tokens"]
     if body.get("tool_choice") is not None:
         said["tool_choice"] = read_choice(body["tool_choice"])
-    translated = {TRANSLATED: {INSTRUCTED: bool(instructions), **known}}
+    translated = {TRANSLATED: {INSTRUCTED: instructions is not None, **known}}
     chat = read_request(kept | said | translated | {"messages": messages}, ends_session)
     if previous is None or chat.session_id is not None:
         return chat
@@ -354,14 +336,6 @@ def _previous(body: Mapping[str, Any], recall: Recall) -> RecalledResponse | Non
     return previous
 
 
-def _instructions(found: object) -> list[dict[str, Any]]:
-    if found is None or found == "":
-        return []
-    if not isinstance(found, str):
-        raise BadRequest(f"instructions is {kind(found)}; expected a string.", param="instructions")
-    return [{"role": "system", "content": found}]
-
-
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
     asked = mapping(body, "text")
     shape = mapping(asked, "format")
@@ -371,10 +345,7 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
     if wanted == "json_object":
         return {"type": wanted}
     if wanted != "json_schema":
-        raise BadRequest(
-            f"text.format.type is {json.dumps(wanted)[:50]}; expected text, json_object or json_schema.",
-            code="unsupported_value",
-            param="text.format",
-        )
+        message = f"text.format.type is {json.dumps(wanted)[:50]}; expected text, json_object or json_schema."
+        raise BadRequest(message, code="unsupported_value", param="text.format")
     said = {key: shape.get(key) for key in ("name", "description", "schema", "strict")}
     return {"type": "json_schema", "json_schema": {key: value for key, value in said.items() if value is not None}}

@@ -59,12 +59,9 @@ def read_tools(found: object, *, may_leave_out: bool) -> tuple[list[dict[str, An
                 functions.append(function)
                 namespaced[flat] = [within, name]
         elif not (may_leave_out and isinstance(named, str)):
-            raise BadRequest(
-                f"{where} is a {json.dumps(named)[:60]} tool; expected function, custom or namespace: only tools of "
-                "the client's own are called.",
-                code="unsupported_value",
-                param=where,
-            )
+            found = f"{where} is a {json.dumps(named)[:60]} tool; expected function, custom or namespace"
+            message = f"{found}: only tools of the client's own are called."
+            raise BadRequest(message, code="unsupported_value", param=where)
     known = {_CUSTOM: custom, _NAMESPACED: namespaced}
     return functions, {key: value for key, value in known.items() if value}
 

@@ -25,8 +25,8 @@ from clawstream.gateway.access.keys import Caller
 from clawstream.gateway.access.security import Guard, foreign_page
 from clawstream.gateway.answering.admission import CALLER, Admission, unavailable
 from clawstream.gateway.answering.endpoint import Endpoint
-from clawstream.gateway.answering.outlets import send_whole
-from clawstream.gateway.answering.replies import error_headers
+from clawstream.gateway.answering.outlets import Refuse, send_whole
+from clawstream.gateway.answering.replies import JSON, error_headers
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.anthropic_replies import error_body
 from clawstream.gateway.dialects.kinds import CHAT, MESSAGES, RESPONSES
@@ -46,10 +46,7 @@ from clawstream.gateway.http.routes import (
 from clawstream.gateway.requests.body import ClientGone, read_body, read_headers
 from clawstream.gateway.requests.feedback import read_feedback, unknown_response
 from clawstream.gateway.requests.refusal import BadRequest, to_json
-from clawstream.gateway.requests.wire import ChatRequest, parse_body
-from clawstream.gateway.sessions import Recall
-
-_JSON = [(b"content-type", b"application/json")]
+from clawstream.gateway.requests.wire import parse_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +58,6 @@ class PostReply:
 
 
 Answer = Callable[[Admission, Mapping[str, Any], Caller], Awaitable[PostReply]]
-Refuse = Callable[[Send, BadRequest], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +80,15 @@ class Post:
         except BadRequest as refused:
             await self.refuse(send, refused)
             return
-        await send_whole(send, answered.status, _JSON, to_json(answered.body))
+        await send_whole(send, answered.status, [JSON], to_json(answered.body))
 
 
 async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:
     """Return how many tokens the messages have; nothing is generated. Raises BadRequest."""
-
-    def read(counted: Mapping[str, Any], ends_session: bool, _recall: Recall) -> ChatRequest:
-        return read_messages(counted, ends_session, counted=True)
-
-    return PostReply(status=200, body={"input_tokens": await admission.count_tokens(body, read, caller)})
+    num_tokens = await admission.count_tokens(
+        body, lambda counted, ends_session, _recall: read_messages(counted, ends_session, counted=True), caller
+    )
+    return PostReply(status=200, body={"input_tokens": num_tokens})
 
 
 async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:

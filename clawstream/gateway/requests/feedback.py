@@ -12,8 +12,7 @@ from typing import Any
 
 from clawstream.events import FeedbackGiven, FeedbackSource
 from clawstream.events.base import derived_id
-from clawstream.gateway.requests.fields import number, text
-from clawstream.gateway.requests.profiles import SESSION_ID
+from clawstream.gateway.requests.fields import check_name, number, text
 from clawstream.gateway.requests.refusal import BadRequest
 
 MAX_TEXT = 32_768
@@ -56,7 +55,7 @@ def read_feedback(body: Mapping[str, Any]) -> Feedback:
     if unknown:
         raise BadRequest(f"{unknown[0][:50]} is not a field of feedback; expected {', '.join(_FIELDS)}.")
     thumb = text(body, "thumb")
-    score = number(body, "score", lambda value: -1 <= value <= 1, "-1 to 1")
+    score = number(body, "score", -1, 1)
     said = text(body, "text")
     if thumb is not None and thumb not in _THUMBS:
         raise BadRequest(f"thumb is {thumb[:50]!r}; expected up or down.", param="thumb")
@@ -97,10 +96,7 @@ def _source(body: Mapping[str, Any]) -> FeedbackSource:
 
 def _name(body: Mapping[str, Any], key: str) -> str | None:
     name = text(body, key)
-    if name is not None and not SESSION_ID.fullmatch(name):
-        found = f"{key} is {name[:50]!r}"
-        raise BadRequest(f"{found}; expected 1 to 200 printable ASCII characters without spaces.", param=key)
-    return name
+    return None if name is None else check_name(name, key)
 
 
 def unknown_response(response_id: str) -> BadRequest:

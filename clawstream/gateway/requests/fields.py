@@ -1,8 +1,9 @@
 """Fields of a client's JSON, each read with its type and limits or refused by name. Pure."""
 
 import json
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from clawstream.gateway.requests.refusal import BadRequest
 
@@ -10,16 +11,30 @@ _MAX_LABELS = 16
 _MAX_LABEL_NAME = 64
 _MAX_LABEL = 512
 
+T = TypeVar("T")
 MOST = 2**63 - 1  # of a whole number, as records hold them
 _READ_AS_FLOAT = 2.0**63  # whole numbers from here on, and below minus that, are not read exactly
+_KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+_NAME = re.compile(r"[!-~]{1,200}")
+
+
+def typed(found: object, type_: type[T], where: str) -> T | None:
+    """Return a value of the one kind that may stand there, or None where it is absent."""
+    if found is not None and not isinstance(found, type_):
+        raise wrong(where, found, _KINDS[type_])
+    return found
 
 
 def boolean(body: Mapping[str, Any], key: str) -> bool:
     """Return a flag; absent is false."""
-    value = body.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{key} is {kind(value)}; expected true or false.", param=key)
-    return value is True
+    return typed(body.get(key), bool, key) is True
 
 
 def integer(body: Mapping[str, Any], key: str, *, low: int, high: int = MOST) -> int | None:
@@ -34,30 +49,33 @@ def integer(body: Mapping[str, Any], key: str, *, low: int, high: int = MOST) ->
     return value
 
 
-def number(body: Mapping[str, Any], key: str, fits: Callable[[float], bool], limits: str) -> float | None:
-    """Return a number that `fits`, or None where it is absent."""
+def number(body: Mapping[str, Any], key: str, low: float, high: float, *, limits: str | None = None) -> float | None:
+    """Return a number within its limits, which `limits` may say in other words, or None where it is absent."""
     value = body.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
-        raise BadRequest(f"{key} is {json.dumps(value)[:100]}; expected a number, {limits}.", param=key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        expected = limits or f"{low} to {high}"
+        raise BadRequest(f"{key} is {json.dumps(value)[:100]}; expected a number, {expected}.", param=key)
     return float(value)
 
 
 def text(body: Mapping[str, Any], key: str) -> str | None:
     """Return a string, or None where it is absent or empty."""
-    value = body.get(key)
-    if value is not None and not isinstance(value, str):
-        raise BadRequest(f"{key} is {kind(value)}; expected a string.", param=key)
-    return value or None
+    return typed(body.get(key), str, key) or None
+
+
+def check_name(name: str, where: str, *, param: str | None = None) -> str:
+    """Return the name of a session or the like. Raises BadRequest for an unusable one."""
+    if not _NAME.fullmatch(name):
+        found = f"{where} is {name[:50]!r}"
+        raise BadRequest(f"{found}; expected 1 to 200 printable ASCII characters without spaces.", param=param or where)
+    return name
 
 
 def mapping(body: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return an object; absent is empty."""
-    value = body.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise BadRequest(f"{key} is {kind(value)}; expected an object.", param=key)
-    return value or {}
+    return typed(body.get(key), dict, key) or {}
 
 
 def labels(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
@@ -70,7 +88,7 @@ def labels(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
             shown = f"{key} has a key of {len(name)} characters"
             raise BadRequest(f"{shown}; expected at most {_MAX_LABEL_NAME}.", param=key)
         if not isinstance(value, str):
-            raise BadRequest(f"{key}.{name} is {kind(value)}; expected a string.", param=f"{key}.{name}")
+            raise wrong(f"{key}.{name}", value, "a string")
         if len(value) > _MAX_LABEL:
             shown = f"{key}.{name} has {len(value)} characters"
             raise BadRequest(f"{shown}; expected at most {_MAX_LABEL}.", param=f"{key}.{name}")
@@ -79,24 +97,17 @@ def labels(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
 
 def items(found: object, where: str) -> list[Any]:
     """Return a list; absent is empty."""
-    if found is None:
-        return []
-    if not isinstance(found, list):
-        raise BadRequest(f"{where} is {kind(found)}; expected a list.", param=where)
-    return found
+    return typed(found, list, where) or []
+
+
+def wrong(where: str, found: object, expected: str, *, param: str | None = None) -> BadRequest:
+    """Return the refusal of a value that is of another kind than `expected`."""
+    return BadRequest(f"{where} is {kind(found)}; expected {expected}.", param=param or where)
 
 
 def kind(value: object) -> str:
     """Return the kind of a value, in words for a message."""
     if value is None:
         return "missing"
-    names = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "a string",
-        list: "a list",
-        dict: "an object",
-    }
-    name = names.get(type(value), "something else")
+    name = _KINDS.get(type(value), "something else")
     return f"{name} that is empty" if value in ("", [], {}) else name

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from clawstream.gateway.requests.fields import check_name
 from clawstream.gateway.requests.refusal import BadRequest
 
-GROUP_ID = re.compile(r"[!-~]{1,200}")
 MAX_GROUP_SIZE = 4096
 MAX_STEP_INDEX = 10**6
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -39,12 +39,7 @@ def read_group(headers: Mapping[str, str]) -> Grouped | None:
             if value is not None:
                 raise BadRequest(f"{name} is {value}, without X-Group-Id; expected both, or neither.", param=name)
         return None
-    if not GROUP_ID.fullmatch(group_id):
-        raise BadRequest(
-            f"X-Group-Id is {group_id[:50]!r}; expected 1 to 200 printable ASCII characters without spaces.",
-            param="X-Group-Id",
-        )
-    return Grouped(group_id=group_id, size=size, step_index=step_index)
+    return Grouped(group_id=check_name(group_id, "X-Group-Id"), size=size, step_index=step_index)
 
 
 def refuse_beside_choices(group: Grouped | None, num_choices: int) -> None:

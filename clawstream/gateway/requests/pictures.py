@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clawstream.gateway.requests.fields import kind
+from clawstream.gateway.requests.fields import wrong
 from clawstream.gateway.requests.refusal import BadRequest
 
 SHOWN_BY_THE_USER = "(image omitted: model does not support images)"
@@ -49,7 +49,7 @@ def check_shown(part: Mapping[str, Any], where: str) -> None:
     found = part.get(key)
     if not (isinstance(found, dict if is_document else str | dict) and found):
         what = "document" if is_document else "picture"
-        raise BadRequest(f"{where}.{key} is {kind(found)}; expected the {what}, as an object.", param=where)
+        raise wrong(f"{where}.{key}", found, f"the {what}, as an object", param=where)
 
 
 def _read(part: Mapping[str, Any], words: str) -> str:

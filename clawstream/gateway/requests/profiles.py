@@ -14,11 +14,11 @@ from typing import Any
 
 from clawstream.conversation.messages import Message, is_ephemeral, is_housekeeping, parts_of, role_of, text_of
 from clawstream.events import TurnType
+from clawstream.gateway.requests.fields import check_name
 from clawstream.gateway.requests.grouped import Grouped, read_group
 from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import ChatRequest, truthy
 
-SESSION_ID = re.compile(r"[!-~]{1,200}")
 _COUNT = re.compile(r"[0-9]{1,9}")  # a longer one is ignored
 _RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
 _RUNTIME_CHARACTERS = 4000
@@ -53,11 +53,8 @@ def name_request(headers: Mapping[str, str], request: ChatRequest) -> RequestIde
         ("codex", codex_session(headers)),
     )
     for _, name in named:
-        if name is not None and not SESSION_ID.fullmatch(name):
-            raise BadRequest(
-                f"The session id is {name[:50]!r}; expected 1 to 200 printable ASCII characters without spaces.",
-                param="session_id",
-            )
+        if name is not None:
+            check_name(name, "The session id", param="session_id")
     client, session_id = next(((who, what) for who, what in named if what is not None), (None, None))
     turn_types = [_turn_type(word) for word in (headers.get("x-turn-type"), request.turn_type) if word]
     if not turn_types:

@@ -1,13 +1,13 @@
 """The parts of a request that change an answer's distribution from the policy's own, checked. Pure."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 
 from clawstream.events import Shaping, TokenBias
-from clawstream.gateway.requests.fields import integer, kind, mapping, number, text
+from clawstream.gateway.requests.fields import integer, mapping, number, text, wrong
 from clawstream.gateway.requests.refusal import BadRequest, to_json, unsupported
 from clawstream.gateway.requests.tools import forces_calls
 
@@ -38,7 +38,6 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
         if (num_bytes := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
             shown = f"{name} is a grammar of {num_bytes} bytes"
             raise BadRequest(f"{shown}; expected at most {MAX_GRAMMAR_BYTES}.", param=name)
-    penalty = _between(body, -2, 2)
     least = integer(body, "min_tokens", low=0) or 0
     if by and least:
         raise BadRequest(
@@ -47,12 +46,12 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
             param="min_tokens",
         )
     limits = f"{_LEAST_REPETITION} to 2; 1 is none"
-    repetition = number(body, "repetition_penalty", lambda value: _LEAST_REPETITION <= value <= 2, limits)
+    repetition = number(body, "repetition_penalty", _LEAST_REPETITION, 2, limits=limits)
     shaping = Shaping(
-        frequency_penalty=penalty("frequency_penalty"),
-        presence_penalty=penalty("presence_penalty"),
+        frequency_penalty=number(body, "frequency_penalty", -2, 2) or 0.0,
+        presence_penalty=number(body, "presence_penalty", -2, 2) or 0.0,
         repetition_penalty=1.0 if repetition is None else repetition,
-        min_p=_between(body, 0, 1)("min_p"),
+        min_p=number(body, "min_p", 0, 1) or 0.0,
         min_new_tokens=least,
         logit_bias=_biases(body),
         json_schema=grammars["response_format"] or grammars["json_schema"],
@@ -60,11 +59,6 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
         ebnf=grammars["ebnf"],
     )
     return None if shaping == Shaping() else shaping
-
-
-def _between(body: Mapping[str, Any], low: float, high: float) -> Callable[[str], float]:
-    """Return a reader of numbers between the limits; absent is 0."""
-    return lambda key: number(body, key, lambda value: low <= value <= high, f"{low} to {high}") or 0.0
 
 
 def _biases(body: Mapping[str, Any]) -> tuple[TokenBias, ...]:
@@ -77,9 +71,8 @@ def _biases(body: Mapping[str, Any]) -> tuple[TokenBias, ...]:
                 f"logit_bias names {token[:20]!r}; expected token ids of the model's vocabulary.", param="logit_bias"
             )
     named = {f"logit_bias.{token}": bias for token, bias in found.items()}
-    bias = _between(named, -100, 100)
-    biases = (TokenBias(token_id=int(token), bias=bias(name)) for token, name in zip(found, named, strict=True))
-    return tuple(biased for biased in biases if biased.bias)
+    biases = ((int(token), number(named, f"logit_bias.{token}", -100, 100)) for token in found)
+    return tuple(TokenBias(token_id=token_id, bias=bias) for token_id, bias in biases if bias)
 
 
 def _schema_of(shape: object) -> str | None:
@@ -106,5 +99,5 @@ def _schema(found: object, where: str, *, required: bool = False) -> str | None:
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"{where} is no JSON: {error}. Send the schema as an object.", param=where) from error
     if not isinstance(schema, dict):
-        raise BadRequest(f"{where} is {kind(found)}; expected a JSON schema, as an object.", param=where)
+        raise wrong(where, found, "a JSON schema, as an object")
     return to_json(schema).decode()

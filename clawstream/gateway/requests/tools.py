@@ -38,9 +38,8 @@ def check_tools(body: Mapping[str, Any]) -> None:
     if choice in (None, "auto", "none"):
         return
     if choice != "required":
-        function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
-        wanted = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(wanted, str):
+        wanted = called_name(choice) if isinstance(choice, dict) and choice.get("type") == "function" else None
+        if wanted is None:
             raise unsupported("tool_choice", choice, _EXPECTED)
         if wanted not in names:
             raise BadRequest(f"tool_choice names {wanted[:100]!r}, which is none of the tools.", param="tool_choice")
@@ -53,6 +52,13 @@ def forces_calls(body: Mapping[str, Any]) -> bool:
     return body.get("tool_choice") not in (None, "auto", "none")
 
 
+def called_name(found: object) -> str | None:
+    """Return the name of the function in a tool, a choice or a call; None: it has none."""
+    function = found.get("function") if isinstance(found, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def _name(tool: object, where: str) -> str:
     named = tool.get("type") if isinstance(tool, dict) else None
     if named == "custom":
@@ -61,8 +67,7 @@ def _name(tool: object, where: str) -> str:
             code="unsupported_value",
             param=where,
         )
-    function = tool.get("function") if isinstance(tool, dict) and named == "function" else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(name, str):
+    name = called_name(tool) if named == "function" else None
+    if name is None:
         raise BadRequest(f"{where} is not a function with a name.", param=where)
     return name

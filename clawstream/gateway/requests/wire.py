@@ -7,7 +7,7 @@ what is expected. Fields that only label a request (`user`, `metadata`, ...) are
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,19 @@ import orjson
 
 from clawstream.conversation.messages import Message
 from clawstream.events import Shaping
-from clawstream.gateway.requests.fields import boolean, integer, items, kind, labels, mapping, number, text
+from clawstream.gateway.requests.fields import (
+    MOST,
+    boolean,
+    integer,
+    items,
+    kind,
+    labels,
+    mapping,
+    number,
+    text,
+    typed,
+    wrong,
+)
 from clawstream.gateway.requests.pictures import (
     DOCUMENTS,
     PICTURES,
@@ -26,7 +38,7 @@ from clawstream.gateway.requests.pictures import (
 )
 from clawstream.gateway.requests.refusal import BadRequest, to_json, unsupported
 from clawstream.gateway.requests.shaping import HALF, read_shaping
-from clawstream.gateway.requests.tools import check_tools, narrowed
+from clawstream.gateway.requests.tools import called_name, check_tools, narrowed
 
 # The gateway's own fields, not the model's: they name the session, and a retry need not repeat them.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
@@ -34,7 +46,7 @@ _HOW_TO_SEND = frozenset({"stream", "stream_options"})
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAY_SHOW = {"user": SHOWN_BY_THE_USER, "tool": SHOWN_BY_A_TOOL}  # words for pictures, by role
 _NO_TEXT = PICTURES.keys() | DOCUMENTS.keys()
-MAX_STOPS = 16
+_MAX_STOPS = 16
 _MAX_TOP_LOGPROBS = 20
 _MAX_CHOICES = 8
 _MAX_STOP_CHARACTERS = 1024  # the stop string is recorded a second time, beside its request
@@ -110,12 +122,9 @@ def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatReq
     metadata = labels(body, "metadata")
     if "session_id" in metadata:
         options["metadata"] = {key: value for key, value in metadata.items() if key != "session_id"}
-    model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise BadRequest(f"model is {kind(model)}; expected a string.", param="model")
     messages_json = tuple(map(to_json, messages))
     return ChatRequest(
-        model=model,
+        model=typed(body.get("model"), str, "model"),
         messages=messages,
         messages_json=messages_json,
         options=options,
@@ -189,7 +198,7 @@ def _messages(found: object, *, may_be_absent: bool) -> tuple[Message, ...]:
     if may_be_absent and (found is None or found == []):
         return ()
     if not isinstance(found, list) or not found:
-        raise BadRequest(f"messages is {kind(found)}; expected a list with at least one message.", param="messages")
+        raise wrong("messages", found, "a list with at least one message")
     for index, message in enumerate(found):
         _check_message(message, f"messages[{index}]")
     return tuple(map(_in_words, found))
@@ -205,7 +214,7 @@ def _in_words(message: Message) -> Message:
 
 def _check_message(message: object, where: str) -> None:
     if not isinstance(message, dict):
-        raise BadRequest(f"{where} is {kind(message)}; expected an object with role and content.", param=where)
+        raise wrong(where, message, "an object with role and content")
     role = message.get("role")
     if role not in _ROLES:
         raise BadRequest(f"{where}.role is {role!r}; expected one of {', '.join(_ROLES)}.", param=f"{where}.role")
@@ -214,16 +223,13 @@ def _check_message(message: object, where: str) -> None:
         for number, part in enumerate(content):
             _check_part(part, f"{where}.content[{number}]", may_show=role in _MAY_SHOW)
     elif not isinstance(content, str) and not (content is None and role == "assistant"):
-        raise BadRequest(
-            f"{where}.content is {kind(content)}; expected a string or a list of text parts.", param=f"{where}.content"
-        )
+        raise wrong(f"{where}.content", content, "a string or a list of text parts")
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise BadRequest(f"{where}.tool_call_id is missing; name the call that this answers.", param=where)
     for number, call in enumerate(items(message.get("tool_calls"), f"{where}.tool_calls")):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if called_name(call) is None:
             raise BadRequest(f"{where}.tool_calls[{number}] has no function name.", param=f"{where}.tool_calls")
-        if not isinstance(function.get("arguments", ""), str | dict):
+        if not isinstance(call["function"].get("arguments", ""), str | dict):
             raise BadRequest(f"{where}.tool_calls[{number}]: arguments is not a string.", param=f"{where}.tool_calls")
 
 
@@ -258,11 +264,11 @@ def _asked(body: Mapping[str, Any]) -> ReplyOptions:
         stream=boolean(body, "stream"),
         include_usage=boolean(mapping(body, "stream_options"), "include_usage"),
         max_tokens=older if newer is None else newer,
-        temperature=number(body, "temperature", lambda value: 0 <= value <= 2, "0 to 2"),
-        top_p=number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
+        temperature=number(body, "temperature", 0, 2),
+        top_p=number(body, "top_p", math.ulp(0), 1, limits="above 0, at most 1"),
         top_k=None if top_k == -1 else integer(body, "top_k", low=1),
-        seed=integer(body, "seed", low=-(2**63), high=2**63 - 1),
-        stop=_stop(body.get("stop")),
+        seed=integer(body, "seed", low=-(2**63), high=MOST),
+        stop=read_stops(body.get("stop"), "stop"),
         shaping=read_shaping(body),
         top_logprobs=_top_logprobs(body),
         num_choices=integer(body, "n", low=1, high=_MAX_CHOICES) or 1,
@@ -278,13 +284,29 @@ def _top_logprobs(body: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _stop(found: object) -> tuple[str, ...]:
+def read_stops(found: object, key: str) -> tuple[str, ...]:
+    """Return the strings that end an answer. Raises BadRequest."""
     stops = [found] if isinstance(found, str) else found if isinstance(found, list) else [] if found is None else None
-    if stops is None or len(stops) > MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
-        raise BadRequest(f"stop is {kind(found)}; expected up to {MAX_STOPS} strings, none empty.", param="stop")
+    if stops is None or len(stops) > _MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
+        raise wrong(key, found, f"up to {_MAX_STOPS} strings, none empty")
     if (longest := max(map(len, stops), default=0)) > _MAX_STOP_CHARACTERS:
-        shown = f"stop holds a string of {longest} characters"
-        raise BadRequest(f"{shown}; expected at most {_MAX_STOP_CHARACTERS}.", param="stop")
+        shown = f"{key} holds a string of {longest} characters"
+        raise BadRequest(f"{shown}; expected at most {_MAX_STOP_CHARACTERS}.", param=key)
     if any(HALF.search(stop) for stop in stops):
-        raise BadRequest("stop holds half a character (a lone surrogate); no answer can contain it.", param="stop")
+        raise BadRequest(f"{key} holds half a character (a lone surrogate); no answer can contain it.", param=key)
     return tuple(stops)
+
+
+def assistant_message(said: Iterable[str], thought: Sequence[str], calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return an answer as it is recorded, from the pieces that it came in."""
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(said) or (None if calls else "")}
+    if thought:
+        message["reasoning_content"] = "".join(thought)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Return one text as a string: clients send either, even of the same message."""
+    if not parts:
+        return ""
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
