@@ -57,6 +57,7 @@ async def test_an_answer_is_a_message_and_an_exchange_in_openai_s_form(
     message = await ask(client, HELLO, stream=stream, system="Be brief.", extra_headers={"X-Session-Id": "s1"})
     exchange = await gateway.exchange()
     assert message.id == f"msg_{exchange.exchange_id}"
+    assert stream or message._request_id == f"req_{exchange.exchange_id}"
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "It is 4."}]
     assert (message.stop_reason, message.stop_sequence, message.model) == ("end_turn", None, "policy")
     usage = message.usage

@@ -53,6 +53,7 @@ async def test_a_response_is_an_exchange_in_the_form_of_chat_completions(
     response = await ask(client, "What is 2+2?", stream=stream, instructions="Be brief.")
     exchange = await gateway.exchange()
     assert (response.id, response.output_text) == (f"resp_{exchange.exchange_id}", "It is 4.")
+    assert stream or response._request_id == f"req_{exchange.exchange_id}"
     assert response.status == "completed"
     assert response.usage is not None
     assert response.usage.input_tokens == len(exchange.request.token_ids)
