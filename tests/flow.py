@@ -38,7 +38,7 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.groups.stage import groups_stages
-from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
+from clawstream.inference.engine import EngineRefused, ScoreRequest, Scores
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.stage import Policy, refresh_stage

@@ -14,7 +14,7 @@ from clawstream import layout
 from clawstream.cli.process import Context, broker, log_to_stderr
 
 if TYPE_CHECKING:
-    from clawstream.stream.dead_letters.records import DeadLetter, Fate
+    from clawstream.stream.dead_letters import DeadLetter, Fate
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def list_letters(
     as_json: _JSON = False,
 ) -> None:
     """Show what is set aside, the oldest first."""
-    from clawstream.stream.dead_letters.rulings import dead_letters, plain
+    from clawstream.stream.rulings import dead_letters, plain
 
     found = _with_log(context, dead_letters)
     wanted = [one for one in found if (every or one.waits) and stage in (None, one.id.group)]
@@ -55,7 +55,7 @@ def list_letters(
 @dlq.command()
 def show(context: typer.Context, letter: _ID, as_json: _JSON = False) -> None:
     """Show one record: what is known of it, its headers, and its bytes as far as they can be read."""
-    from clawstream.stream.dead_letters.rulings import shown
+    from clawstream.stream.rulings import shown
 
     found = _with_log(context, lambda log: shown(log, letter))
     if as_json:
@@ -73,7 +73,7 @@ def replay(
     as_json: _JSON = False,
 ) -> None:
     """Have the stage use the record where it stood, then what waits behind it, in order."""
-    from clawstream.stream.dead_letters.records import Fate
+    from clawstream.stream.dead_letters import Fate
 
     _ruled(context, letter, stage, Fate.REPLAY, None, as_json)
 
@@ -86,7 +86,7 @@ def discard(
     as_json: _JSON = False,
 ) -> None:
     """Leave the record out for good; what waits behind it is used, in order."""
-    from clawstream.stream.dead_letters.records import Fate
+    from clawstream.stream.dead_letters import Fate
 
     _ruled(context, letter, None, Fate.DISCARD, reason, as_json)
 
@@ -98,7 +98,7 @@ def _said(value: object) -> str:
 def _ruled(
     context: typer.Context, letter: str | None, stage: str | None, fate: "Fate", because: str | None, as_json: bool
 ) -> None:
-    from clawstream.stream.dead_letters.rulings import plain, rule
+    from clawstream.stream.rulings import plain, rule
 
     async def main(log: "KafkaLog") -> "list[DeadLetter]":
         return await rule(log, fate, dead_letter=letter, stage=stage, because=because)

@@ -168,8 +168,8 @@ def refresh(context: typer.Context) -> None:
     """Have the policy answer prompts of the past again, unseen: samples -> answers."""
     settings = _settings(context, "refresh")
     hide_torch()
-    from clawstream.inference.engines.sglang import SglangEngine, engine_session
     from clawstream.inference.model_folder import num_embeddings
+    from clawstream.inference.sglang import SglangEngine, engine_session
     from clawstream.refresh.answering import Refresher
     from clawstream.refresh.stage import refresh_stage
     from clawstream.rendering.renderer import PromptRenderer
@@ -248,7 +248,7 @@ def train(
 
 
 def _say_where_it_is(own: Settings, *, of: Settings) -> None:
-    from clawstream.training.models.checkpoints import latest
+    from clawstream.training.checkpoints import latest
 
     newest = latest(own.checkpoints_dir)
     if newest is None:
@@ -263,7 +263,7 @@ def _say_where_it_is(own: Settings, *, of: Settings) -> None:
 def weights(context: typer.Context) -> None:
     """Let the engines take over each published version while they serve."""
     settings = _settings(context, "weights")
-    from clawstream.inference.engines.sglang import SglangEngine, engine_session
+    from clawstream.inference.sglang import SglangEngine, engine_session
     from clawstream.weights.fetching import Fetcher
     from clawstream.weights.stage import keep_current
 

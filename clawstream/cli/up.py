@@ -109,7 +109,7 @@ def as_tiny(settings: Settings, model_path: Path) -> Settings:
     without thinking, as it was built: else it garbles its answers. And it learns as it does in the demonstration: by
     the rate of a large model it would not move.
     """
-    from clawstream.inference.bases import fingerprint
+    from clawstream.inference.model_folder import fingerprint
     from clawstream.simulation.policy.recipe import LEARNING_RATE
 
     policy, training = settings.policy, settings.training
@@ -126,7 +126,7 @@ async def _context_tokens(running: "Installation") -> int:
     """Ask the first engine how long a conversation may be."""
     import aiohttp
 
-    from clawstream.inference.engines.sglang import SglangEngine
+    from clawstream.inference.sglang import SglangEngine
 
     async with aiohttp.ClientSession() as session:
         return (await SglangEngine(session, running.addresses.engines[0]).server_info()).context_length_tokens

@@ -36,8 +36,8 @@ from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import FOLDER, Fsync, SpoolInUse
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import FollowableLog, follow_policy, learn_owners, learn_sessions
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.inference.model_folder import largest_token_id, num_embeddings, too_small_for
+from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.rendering.renderer import PromptRenderer
 
 LOG = logging.getLogger(__name__)

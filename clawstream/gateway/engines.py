@@ -31,7 +31,7 @@ from pathlib import Path
 
 from clawstream.errors import ClawstreamError, TryLater
 from clawstream.events import PolicyActivated
-from clawstream.inference.engines.engine import (
+from clawstream.inference.engine import (
     BASE_VERSION,
     Chunk,
     Engine,

@@ -17,7 +17,7 @@ from typing import Protocol
 from clawstream.config import Settings
 from clawstream.conversation.history import num_equal
 from clawstream.errors import ConfigError, NotYet, TryLater
-from clawstream.inference.engines.engine import (
+from clawstream.inference.engine import (
     EngineRefused,
     ScoreRequest,
     Scores,
@@ -26,8 +26,8 @@ from clawstream.inference.engines.engine import (
     cache_key,
     served,
 )
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
 from clawstream.inference.model_folder import difference, largest_token_id, spread, too_small_for, vocabulary
+from clawstream.inference.sglang import SglangEngine, engine_session
 
 log = logging.getLogger(__name__)
 

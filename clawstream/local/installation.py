@@ -29,8 +29,8 @@ from clawstream.config import (
     inherited_environment,
 )
 from clawstream.events import Event, PolicyEvent
-from clawstream.inference.bases import base_in, refuse_other, to_name
-from clawstream.inference.engines.sglang import LOADS_WITHIN_S
+from clawstream.inference.model_folder import base_in, refuse_other, to_name
+from clawstream.inference.sglang import LOADS_WITHIN_S
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka

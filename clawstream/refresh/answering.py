@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from clawstream.conversation.messages import dump
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, Event, float32
-from clawstream.inference.engines.engine import (
+from clawstream.inference.engine import (
     Chunk,
     EngineRefused,
     Finish,
@@ -29,7 +29,7 @@ from clawstream.inference.engines.engine import (
     policy_version,
     served,
 )
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.sglang import SglangEngine
 from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer
 

@@ -17,9 +17,9 @@ import aiohttp
 
 from clawstream.config import Settings, inherited_environment
 from clawstream.errors import OperatorError
-from clawstream.inference.bases import ADAPTER_CONFIG
-from clawstream.inference.engines.engine import GenerateRequest, SamplingParams, adapter_name
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import GenerateRequest, SamplingParams, adapter_name
+from clawstream.inference.model_folder import ADAPTER_CONFIG
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import answers, reserved
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.projections.look.sql import rows_of

@@ -37,7 +37,7 @@ from clawstream.events import (
     scoring_id_of,
     sha256_of,
 )
-from clawstream.inference.engines.engine import ScoreRequest
+from clawstream.inference.engine import ScoreRequest
 from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPrompts, SampledAnswer, VerdictKey
 
 

@@ -28,7 +28,7 @@ from clawstream.events import (
     TokenIds,
     TurnsSettled,
 )
-from clawstream.inference.engines.engine import ScoreRequest
+from clawstream.inference.engine import ScoreRequest
 from clawstream.samples.due import Due, answered_anew, due, rest
 from clawstream.samples.hinted import Scoring, hinted_prompt, mask
 from clawstream.samples.session import (

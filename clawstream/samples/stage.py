@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from clawstream.events import Event, TeacherScored, TeacherStatus, float32
-from clawstream.inference.engines.engine import EngineRefused, ScoreRequest, Scores
+from clawstream.inference.engine import EngineRefused, ScoreRequest, Scores
 from clawstream.inference.teacher import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S
 from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, observe

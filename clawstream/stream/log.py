@@ -23,7 +23,7 @@ from clawstream.stream.avro import Codec, ReadHeaders, key_bytes, traceparent_of
 from clawstream.stream.stage import Record
 
 if TYPE_CHECKING:
-    from clawstream.stream.dead_letters.records import DeadLetterId, DeadLetterMark
+    from clawstream.stream.dead_letters import DeadLetterId, DeadLetterMark
 
 
 class PartitionId(NamedTuple):

@@ -20,8 +20,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
-from clawstream.training.models.base_folder import copy_words, unread
-from clawstream.training.models.model import (
+from clawstream.training.base_folder import copy_words, unread
+from clawstream.training.model import (
     AnswerTensors,
     Read,
     ScoreGroup,
@@ -32,10 +32,10 @@ from clawstream.training.models.model import (
     key,
     tensors_of,
 )
-from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import shares
+from clawstream.training.torch_model import TorchModel
 
 _NOTHING = Suffix([0], [0], 1.0)  # a process without pieces computes this while others still have some
 

@@ -15,7 +15,7 @@ from math import isfinite, isnan
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
 from clawstream.events import SampleAssembled
-from clawstream.training.models.model import Model
+from clawstream.training.model import Model
 from clawstream.training.publishing import (
     ANSWERED,
     KL_NATS,

@@ -19,13 +19,13 @@ from clawstream.config import Settings
 from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
 from clawstream.events.control import pinned
-from clawstream.inference.bases import version_name
+from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
+from clawstream.training.base_folder import limits_of
 from clawstream.training.batches.following import Following, Retraining, TrainingLog, first_publication
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, of_policy, rejection
-from clawstream.training.models.base_folder import limits_of
-from clawstream.training.models.checkpoints import alone_on, latest, prune, read
+from clawstream.training.checkpoints import alone_on, latest, prune, read
 from clawstream.training.stepping import Stepper, now_ms, refuse_what_cannot_be
 
 log = logging.getLogger(__name__)

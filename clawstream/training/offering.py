@@ -14,8 +14,8 @@ from aiohttp import web
 
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError
-from clawstream.inference.bases import MANIFEST, files_of
 from clawstream.inference.http_borders import guard_origin
+from clawstream.inference.model_folder import MANIFEST, files_of
 
 log = logging.getLogger(__name__)
 

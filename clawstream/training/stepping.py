@@ -15,11 +15,11 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
+from clawstream.training.base_folder import refuse_quantized, threads_for
 from clawstream.training.batches.progress import rejection, step_taken
 from clawstream.training.batches.trainable import ModelLimits, flaw
+from clawstream.training.checkpoints import Checkpoint, write
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
-from clawstream.training.models.base_folder import refuse_quantized, threads_for
-from clawstream.training.models.checkpoints import Checkpoint, write
 from clawstream.training.processes import Team, device_of
 from clawstream.training.step.trainer import Trainer
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import AutoConfig, GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from clawstream.training.models.model import Model
+from clawstream.training.model import Model
 from clawstream.training.publishing import WrittenAnswer
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import micro_batches

@@ -21,8 +21,8 @@ import aiohttp
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import PolicyPublished
-from clawstream.inference.bases import MANIFEST, File, files_of, sha256_of_file, version_name
 from clawstream.inference.http_borders import bearer
+from clawstream.inference.model_folder import MANIFEST, File, files_of, sha256_of_file, version_name
 from clawstream.locks import locked
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from clawstream.events import Event, PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engines.engine import adapter_name, adapter_version
+from clawstream.inference.engine import adapter_name, adapter_version
 
 ADAPTERS_KEPT = 2  # the newest, and the one before it, under which requests may still run
 

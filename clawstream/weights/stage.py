@@ -18,7 +18,7 @@ from typing import Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyPublished
-from clawstream.inference.engines.engine import EngineRefused
+from clawstream.inference.engine import EngineRefused
 from clawstream.stream import topics
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record

@@ -24,9 +24,8 @@ from typing import Any, Protocol
 
 from clawstream.errors import TryLater, UnusableCheckpoint
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.bases import ADAPTER_CONFIG
-from clawstream.inference.engines.engine import EngineRefused, ServerInfo, VersionedEngine, adapter_version
-from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
+from clawstream.inference.engine import EngineRefused, ServerInfo, VersionedEngine, adapter_version
+from clawstream.inference.model_folder import ADAPTER_CONFIG, TensorHeader, tensor_headers, text_config
 from clawstream.weights.rollout import Serving, misnamed, serves
 
 log = logging.getLogger(__name__)

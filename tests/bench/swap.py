@@ -20,8 +20,14 @@ import typer
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished
-from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, GenerateRequest, SamplingParams
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import (
+    Chunk,
+    EngineRefused,
+    FinishKind,
+    GenerateRequest,
+    SamplingParams,
+)
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
 from clawstream.weights.taking import swap as take_over
 from tests.bench.report import report

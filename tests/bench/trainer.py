@@ -116,7 +116,7 @@ def _run(folder: Path, arm: str, load: str, shape: Shape) -> dict[str, float]:
         subprocess.run(command, check=True, timeout=WITHIN_S, stdout=sys.stderr, cwd=ROOT, env=environment)
     else:  # forked off a process that has imported all and done nothing
         processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload(["clawstream.training.models.torch_model", "tests.bench.trainer_arm"])
+        processes.set_forkserver_preload(["clawstream.training.torch_model", "tests.bench.trainer_arm"])
         process = processes.Process(target=main, args=(arm, load, shape, folder / "model", gradient_file))
         process.start()
         process.join(WITHIN_S)

@@ -57,10 +57,10 @@ def _backward(work: Work, some: Sequence[Answer]) -> tuple[int, int]:
 
 
 def _ours(arm: str, folder: Path, budget_tokens: int) -> Work:
-    from clawstream.training.models import tree_attention
-    from clawstream.training.models.torch_model import TorchModel
+    from clawstream.training import tree_attention
     from clawstream.training.step import packing
     from clawstream.training.step.losses import Suffix
+    from clawstream.training.torch_model import TorchModel
 
     if arm == "ours_head":
         tree_attention.FAMILIES = frozenset()

@@ -20,10 +20,10 @@ import torch
 import typer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.training.models.model import Model
-from clawstream.training.models.torch_model import TorchModel
+from clawstream.training.model import Model
 from clawstream.training.processes import Processes, Start
 from clawstream.training.step.losses import Suffix
+from clawstream.training.torch_model import TorchModel
 from tests.bench.trainer_shapes import loss
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12}  # bfloat16, dense, as NVIDIA's data sheets say

@@ -24,8 +24,8 @@ import typer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import GenerateRequest, SamplingParams
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import reserved
 from clawstream.rendering.renderer import PromptRenderer

@@ -17,7 +17,7 @@ from tests.chaos.launch import launch
 
 _OPERATOR = 2  # the exit status for something that a person has to change, or that passes
 _STOPS_WITHIN_S = 45.0
-_TRAINING = ("torch._dynamo", "clawstream.training.loop", "clawstream.training.models.torch_model")
+_TRAINING = ("torch._dynamo", "clawstream.training.loop", "clawstream.training.torch_model")
 _FORKED = multiprocessing.get_context("forkserver")
 _AGAIN_AFTER_S = 0.5  # one that ends at once
 

@@ -9,8 +9,8 @@ die_with_parent()
 hide_torch()  # unless it was asked for and is there
 
 import clawstream.gateway.app  # noqa: E402
-import clawstream.inference.engines.sglang  # noqa: E402
 import clawstream.inference.judge_client  # noqa: E402
+import clawstream.inference.sglang  # noqa: E402
 import clawstream.judging.stage  # noqa: E402
 import clawstream.projections.write.stage  # noqa: E402
 import clawstream.samples.stage  # noqa: E402

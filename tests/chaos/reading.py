@@ -20,7 +20,7 @@ from clawstream.projections.write.chain import BLOCK_OFFSETS, MARK_BYTES
 from clawstream.projections.write.progress import blocks_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
-from clawstream.training.models.checkpoints import read
+from clawstream.training.checkpoints import read
 from tests.chaos.oracle import TABLES, Moved
 
 TOPICS = (

@@ -15,7 +15,7 @@ from zlib import crc32
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import Event
 from clawstream.stream.avro import codec, headers_of, key_bytes
-from clawstream.stream.dead_letters.records import (
+from clawstream.stream.dead_letters import (
     DeadLetterId,
     DeadLetterMark,
     dead_letter_headers,

@@ -11,9 +11,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clawstream.inference.engines.dialect import Call, Logprob, RequestRefused, TokenDelta, check_fits
-from clawstream.inference.engines.engine import WeightsSpan
-from clawstream.inference.engines.service import AppServer, CommandResult, ConnectionDropped, Generation, build_app
+from clawstream.inference.dialect import Call, Logprob, RequestRefused, TokenDelta, check_fits
+from clawstream.inference.engine import WeightsSpan
+from clawstream.inference.service import (
+    AppServer,
+    CommandResult,
+    ConnectionDropped,
+    Generation,
+    build_app,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

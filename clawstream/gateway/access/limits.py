@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from clawstream.gateway.access.keys import Allowance, Caller
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 
 AGAIN_AFTER_S = 1
 _SHARES = 4  # the gateway's room in parts; a key has one part, or all if it is the only key

@@ -16,7 +16,7 @@ from clawstream.gateway.access.limits import Limits, Rate, TooMuch
 from clawstream.gateway.answering.admission import CALLER, GROW
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.requests.body import read_headers
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 from clawstream.inference.http_borders import refusal
 
 Refuse = Callable[[Send, BadRequest], Awaitable[None]]

@@ -35,9 +35,8 @@ from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
-from clawstream.gateway.requests.grouped import refuse_beside_choices
-from clawstream.gateway.requests.profiles import RequestIdentity, name_request
-from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
+from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
+from clawstream.gateway.requests.profiles import RequestIdentity, name_request, refuse_beside_choices
 from clawstream.gateway.requests.sampling import of_the_policy, sampling_of
 from clawstream.gateway.requests.wire import ChatRequest, parse_body, scope_of, truthy
 from clawstream.gateway.sessions import Conversations, KnownSession, Recall, SampledAnswers, SessionIndex

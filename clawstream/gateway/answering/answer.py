@@ -22,8 +22,8 @@ from clawstream.gateway.answering.outlets import Outlet, closing
 from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of
 from clawstream.gateway.engines import EngineAttempt, ServedEngine, StaleCache
-from clawstream.gateway.requests.refusal import BadRequest, to_json
-from clawstream.inference.engines.engine import (
+from clawstream.gateway.requests.fields import BadRequest, to_json
+from clawstream.inference.engine import (
     EngineRefused,
     FinishKind,
     GenerateRequest,

@@ -18,10 +18,10 @@ from clawstream.events import (
     VersionSpan,
     float32,
 )
-from clawstream.gateway.requests.grouped import Grouped
-from clawstream.gateway.requests.refusal import to_json
-from clawstream.inference.engines.engine import Behaviour, Chunk, Finish, behaviour
-from clawstream.inference.engines.engine import WeightsSpan as EngineSpan
+from clawstream.gateway.requests.fields import to_json
+from clawstream.gateway.requests.profiles import Grouped
+from clawstream.inference.engine import Behaviour, Chunk, Finish, behaviour
+from clawstream.inference.engine import WeightsSpan as EngineSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from clawstream.gateway.answering.admission import Admission, Exchange, SessionE
 from clawstream.gateway.answering.answer import GONE, ExchangeInProgress, Failure
 from clawstream.gateway.dialects.kinds import Dialect
 from clawstream.gateway.requests.body import ClientGone
-from clawstream.gateway.requests.grouped import Grouped
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
+from clawstream.gateway.requests.profiles import Grouped
 
 _SEEDS = 2**64
 

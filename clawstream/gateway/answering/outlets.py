@@ -15,7 +15,7 @@ from starlette.types import Send
 
 from clawstream.gateway.answering.deltas import ReplyDelta
 from clawstream.gateway.answering.replies import Ending
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 
 Refuse = Callable[[Send, BadRequest], Awaitable[None]]
 

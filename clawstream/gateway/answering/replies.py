@@ -14,8 +14,8 @@ import orjson
 
 from clawstream.events import FinishReason
 from clawstream.gateway.answering.deltas import ReplyDelta
-from clawstream.gateway.requests.refusal import BadRequest, to_json
-from clawstream.inference.engines.engine import Chunk
+from clawstream.gateway.requests.fields import BadRequest, to_json
+from clawstream.inference.engine import Chunk
 from clawstream.rendering.renderer import HALF_CHARACTER, PromptRenderer
 
 

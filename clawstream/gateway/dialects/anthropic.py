@@ -18,9 +18,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawstream.gateway.dialects.anthropic_replies import SIGNED, arguments_of, signature
-from clawstream.gateway.requests.fields import boolean, items, kind, mapping, number, text, wrong
+from clawstream.gateway.requests.fields import BadRequest, boolean, items, kind, mapping, number, text, wrong
 from clawstream.gateway.requests.pictures import SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_shown, with_words
-from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import (
     PRIVATE_KEYS,
     ChatRequest,

@@ -15,7 +15,7 @@ import orjson
 from clawstream.events import FinishReason
 from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import Ending, Usage
-from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
+from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
 
 SIGNED = "clawstream-"
 _NO_OBJECT = "arguments_that_are_no_object"

@@ -28,7 +28,7 @@ from clawstream.gateway.answering.replies import (
 from clawstream.gateway.dialects import anthropic_replies, responses_replies
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.responses import read_responses
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.wire import read_request
 
 

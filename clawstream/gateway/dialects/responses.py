@@ -31,8 +31,7 @@ from clawstream.gateway.dialects.responses_tools import (
     read_choice,
     read_tools,
 )
-from clawstream.gateway.requests.fields import items, mapping, text, wrong
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest, items, mapping, text, wrong
 from clawstream.gateway.requests.wire import ChatRequest, assistant_message, plain, read_request, truthy
 from clawstream.gateway.sessions import Recall, RecalledResponse
 

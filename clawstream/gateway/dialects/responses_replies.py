@@ -17,7 +17,7 @@ from clawstream.gateway.answering.deltas import ReplyDelta, ToolCall
 from clawstream.gateway.answering.replies import KEEP_ALIVE, Ending, SampledTokens, Usage
 from clawstream.gateway.dialects.responses import TRANSLATED
 from clawstream.gateway.dialects.responses_tools import custom_input, offered, sealed
-from clawstream.gateway.requests.refusal import BadRequest, TooLong, to_json
+from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
 
 _SEALED_THOUGHT = "reasoning.encrypted_content"
 _LATER = frozenset({429, 503})

@@ -13,8 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from clawstream.gateway.requests.fields import items, mapping, text
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest, items, mapping, text
 
 _CUSTOM, _NAMESPACED = "custom", "namespaced"
 

@@ -45,7 +45,7 @@ from clawstream.gateway.http.routes import (
 )
 from clawstream.gateway.requests.body import ClientGone, read_body, read_headers
 from clawstream.gateway.requests.feedback import read_feedback, unknown_response
-from clawstream.gateway.requests.refusal import BadRequest, to_json
+from clawstream.gateway.requests.fields import BadRequest, to_json
 from clawstream.gateway.requests.wire import parse_body
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from starlette.types import Message, Receive, Scope
 
 from clawstream.errors import ClawstreamError
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 
 _DISCARDED_BYTES = 64 * 2**20
 _DISCARDED_S = 10.0

@@ -12,8 +12,7 @@ from typing import Any
 
 from clawstream.events import FeedbackGiven, FeedbackSource
 from clawstream.events.base import derived_id
-from clawstream.gateway.requests.fields import check_name, number, text
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest, check_name, number, text
 
 MAX_TEXT = 32_768
 _FIELDS = ("response_id", "thumb", "score", "text", "source", "feedback_id", "session_id")

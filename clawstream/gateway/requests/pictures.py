@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from clawstream.gateway.requests.fields import wrong
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest, wrong
 
 SHOWN_BY_THE_USER = "(image omitted: model does not support images)"
 SHOWN_BY_A_TOOL = "(tool image omitted: model does not support images)"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from clawstream.events import Sampling, Shaping
 from clawstream.events.exchanges import GREEDY_BELOW
-from clawstream.gateway.requests.refusal import BadRequest, TooLong
+from clawstream.gateway.requests.fields import BadRequest, TooLong
 from clawstream.gateway.requests.shaping import MAX_GRAMMAR_BYTES
 from clawstream.gateway.requests.wire import ReplyOptions
 

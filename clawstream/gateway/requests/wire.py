@@ -17,6 +17,7 @@ from clawstream.conversation.messages import Message
 from clawstream.events import Shaping
 from clawstream.gateway.requests.fields import (
     MOST,
+    BadRequest,
     boolean,
     integer,
     items,
@@ -25,7 +26,9 @@ from clawstream.gateway.requests.fields import (
     mapping,
     number,
     text,
+    to_json,
     typed,
+    unsupported,
     wrong,
 )
 from clawstream.gateway.requests.pictures import (
@@ -36,9 +39,7 @@ from clawstream.gateway.requests.pictures import (
     check_shown,
     with_words,
 )
-from clawstream.gateway.requests.refusal import BadRequest, to_json, unsupported
-from clawstream.gateway.requests.shaping import HALF, read_shaping
-from clawstream.gateway.requests.tools import called_name, check_tools, narrowed
+from clawstream.gateway.requests.shaping import HALF, called_name, check_tools, narrowed, read_shaping
 
 # The gateway's own fields, not the model's: they name the session, and a retry need not repeat them.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})

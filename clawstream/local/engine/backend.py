@@ -13,8 +13,8 @@ import numpy as np
 from clawstream import __version__
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import Shaping
-from clawstream.inference.engines.dialect import Call, RequestRefused, TokenDelta, check_fits
-from clawstream.inference.engines.service import CommandResult, Generation
+from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits
+from clawstream.inference.service import CommandResult, Generation
 from clawstream.local.engine.core import Core, EngineWorker
 from clawstream.local.engine.model import RowModel
 from clawstream.local.engine.rows import Grammar, Job

@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from clawstream.inference.engines.dialect import Logprob, TokenDelta
+from clawstream.inference.dialect import Logprob, TokenDelta
 from clawstream.local.engine.model import Adapters, RowModel, plan_step
 from clawstream.local.engine.rows import Decode, Job, JobRows, KvRows, finish_reason
 from clawstream.local.engine.sampling import draw, scaled_logprobs, shaped, top_logprobs

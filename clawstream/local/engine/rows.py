@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clawstream.inference.engines.dialect import Call, Logprob, TokenDelta
-from clawstream.inference.engines.engine import WeightsSpan
+from clawstream.inference.dialect import Call, Logprob, TokenDelta
+from clawstream.inference.engine import WeightsSpan
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 TokenArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"

@@ -27,8 +27,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from clawstream.events import Shaping
-from clawstream.inference.engines.dialect import RequestRefused
-from clawstream.inference.engines.engine import SamplingParams
+from clawstream.inference.dialect import RequestRefused
+from clawstream.inference.engine import SamplingParams
 from clawstream.local.engine.rows import Job
 from clawstream.rendering.encoding import token_bytes
 

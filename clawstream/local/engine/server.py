@@ -13,7 +13,7 @@ import uvicorn
 from tokenizers import Tokenizer
 
 from clawstream.errors import PartUnavailable
-from clawstream.inference.engines.service import AppServer, build_app
+from clawstream.inference.service import AppServer, build_app
 from clawstream.local.engine.backend import CpuBackend
 from clawstream.local.engine.core import Core, EngineWorker
 from clawstream.local.engine.model import RowModel

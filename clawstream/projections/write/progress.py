@@ -8,7 +8,7 @@ import psycopg
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.projections.write.chain import ChainBlock
-from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fate, Reason
+from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.log import PartitionId, past_the_end
 
 LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row, being set aside

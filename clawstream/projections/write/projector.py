@@ -18,7 +18,7 @@ from clawstream.errors import OperatorError, TryLater
 from clawstream.projections.write.chain import Link, blocks, seed
 from clawstream.projections.write.sorting import Release, rows_of
 from clawstream.projections.write.writer import PartitionClaim, Slice, TableWriter
-from clawstream.stream.dead_letters.records import DeadLetter
+from clawstream.stream.dead_letters import DeadLetter
 from clawstream.stream.log import Arrived, PartitionId, RecordBatch, Undecodable, digest_of
 
 T = TypeVar("T")

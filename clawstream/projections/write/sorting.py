@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clawstream.projections.write.rows import TableRow, row
-from clawstream.stream.dead_letters.quarantine import readable
-from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, DeadLetterMark, Fate, expired
+from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, DeadLetterMark, Fate, expired
 from clawstream.stream.log import Arrived, Undecodable
+from clawstream.stream.quarantine import readable
 
 GROUP = "project"
 

@@ -28,7 +28,7 @@ from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.progress import PartitionProgress, partition_progress, waiting
 from clawstream.projections.write.rows import TableRow, columns
 from clawstream.projections.write.sorting import GROUP, Release, UnusableRecords
-from clawstream.stream.dead_letters.records import MESSAGE_CHARACTERS, DeadLetter, DeadLetterId, Fate
+from clawstream.stream.dead_letters import MESSAGE_CHARACTERS, DeadLetter, DeadLetterId, Fate
 from clawstream.stream.log import PartitionId
 
 

@@ -19,9 +19,9 @@ from pydantic import SecretStr
 
 from clawstream.config import KafkaSettings, Settings, dump, inherited_environment, load
 from clawstream.events import PolicyActivated
-from clawstream.inference.bases import ADAPTER_CONFIG
-from clawstream.inference.engines.engine import adapter_name
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.engine import adapter_name
+from clawstream.inference.model_folder import ADAPTER_CONFIG
+from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import HOST, answers, reserved

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings, load
 from clawstream.errors import TryLater
-from clawstream.inference.engines.engine import EngineRefused
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.engine import EngineRefused
+from clawstream.inference.sglang import SglangEngine, engine_session
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 from clawstream.errors import TopicMismatch, TryLater
 from clawstream.events import Event
 from clawstream.stream.avro import Codec, codec
-from clawstream.stream.dead_letters.records import (
+from clawstream.stream.dead_letters import (
     DeadLetterId,
     DeadLetterMark,
     dead_letter_headers,

@@ -11,9 +11,9 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Generic, TypeVar
 
-from clawstream.stream.dead_letters.quarantine import Quarantine, readable
-from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterMark, Fate, expired
+from clawstream.stream.dead_letters import DeadLetter, DeadLetterMark, Fate, expired
 from clawstream.stream.log import Arrived, Log, Undecodable, key_of
+from clawstream.stream.quarantine import Quarantine, readable
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.runner.pending_records import PendingRecords
 from clawstream.stream.stage import Stage

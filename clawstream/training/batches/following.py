@@ -28,7 +28,7 @@ from clawstream.events import (
     VersionPinned,
 )
 from clawstream.events.control import promotions
-from clawstream.inference.bases import version_name
+from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
 from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
 from clawstream.stream.runner.offset_reset import ResettableLog
@@ -39,7 +39,7 @@ from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, D
 from clawstream.training.batches.progress import PolicyProgress, of_policy, publication, resume_offsets
 from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.trainable import ModelLimits
-from clawstream.training.models.checkpoints import Checkpoint, read
+from clawstream.training.checkpoints import Checkpoint, read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

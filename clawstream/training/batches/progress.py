@@ -18,10 +18,10 @@ from clawstream.events import (
     StepRejected,
     StepTaken,
 )
-from clawstream.inference.engines.engine import adapter_name
+from clawstream.inference.engine import adapter_name
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
-from clawstream.training.models.checkpoints import Checkpoint
+from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.step.trainer import StepSummary
 
 

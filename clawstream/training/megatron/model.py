@@ -20,8 +20,16 @@ from torch import distributed as dist
 from torch.nn import functional
 
 from clawstream.errors import UnusableCheckpoint
+from clawstream.training.base_folder import (
+    STEM,
+    compute_again,
+    copy_words,
+    saved_name,
+    stored_dtype,
+    unread,
+    with_adapter,
+)
 from clawstream.training.megatron import reducing
-from clawstream.training.megatron.copies import part, spread
 from clawstream.training.megatron.layers import gpt, read_by
 from clawstream.training.megatron.reducing import clip, reduce_gradients, run
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
@@ -33,17 +41,15 @@ from clawstream.training.megatron.weights import (
     held,
     sources,
 )
-from clawstream.training.models.base_folder import (
-    STEM,
-    compute_again,
-    copy_words,
-    saved_name,
-    stored_dtype,
-    unread,
-    with_adapter,
+from clawstream.training.model import (
+    AnswerTensors,
+    Read,
+    ScoreGroup,
+    SharedModel,
+    Weights,
+    stored,
 )
-from clawstream.training.models.model import AnswerTensors, Read, ScoreGroup, SharedModel, Weights, stored
-from clawstream.training.processes import write_parts
+from clawstream.training.processes import part, spread, write_parts
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import shares
 from clawstream.training.writing import PiecewiseCache

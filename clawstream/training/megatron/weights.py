@@ -2,10 +2,10 @@
 
 Every parameter joins some Hugging Face tensors along their first axis. An index lists the rows that a process holds of
 them (or the columns, of a matrix that is multiplied from the other side). The same index takes a weight, or anything of
-its shape, apart and puts it together again.
+its shape, apart and puts it gathered again.
 
 The processes that share a stage's tensors, in all copies of the model, divide the work: each puts some of the tensors
-together and writes them. A kind of tensor is a prefix of its name, as in `exp_avg/model.norm.weight`.
+gathered and writes them. A kind of tensor is a prefix of its name, as in `exp_avg/model.norm.weight`.
 
 A matrix here may be several of Hugging Face's, joined by row; each of those has its own adapter, and their factors are
 joined too. If a matrix is cut by row, each of its processes has the whole factor `down`, and `up` is cut alike; if it
@@ -29,9 +29,9 @@ from torch.nn import functional
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.inference.model_folder import weight_files
-from clawstream.training.megatron.copies import together
 from clawstream.training.megatron.shape import Shape, Sizes
-from clawstream.training.models.model import key, tensors_of
+from clawstream.training.model import key, tensors_of
+from clawstream.training.processes import gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def collected(
         owner, copy = divmod(number % (group.size() * copies.size()), copies.size())
         of_copy: Tensor | None = value.detach()
         if shapes is not None and value.ndim:
-            of_copy = together(value, shapes[name], copies, copy)
+            of_copy = gathered(value, shapes[name], copies, copy)
         if of_copy is None or copies.rank() != copy:
             continue
         for found, whole in _together(of_copy, place, owner, group).items():

@@ -21,7 +21,7 @@ from torch import Tensor
 from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 from clawstream.training.batches.trainable import hint_counts
-from clawstream.training.models.model import Model, TokenScores, Top, Weights
+from clawstream.training.model import Model, TokenScores, Top, Weights
 from clawstream.training.step.losses import (
     LogProbs,
     LossSums,

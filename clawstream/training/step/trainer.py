@@ -19,15 +19,15 @@ from torch import Tensor
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
-from clawstream.inference.bases import STATE_FOLDER, fingerprint
+from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gating import Gate, refused
-from clawstream.training.models.model import Model
-from clawstream.training.models.torch_model import TorchModel
+from clawstream.training.model import Model
 from clawstream.training.publishing import GateMemory
 from clawstream.training.step.batch_loss import BatchLoss, Scored
 from clawstream.training.step.losses import LossFigures, LossSums, figures
 from clawstream.training.step.schedule import Schedule
+from clawstream.training.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawstream.training.models import tree_attention
+from clawstream.training import tree_attention
 from clawstream.training.step import packing
 from tests.bench.trainer import _difference, _ratios
 from tests.bench.trainer_arm import _backward, _ours, _theirs

@@ -21,8 +21,8 @@ from clawstream.cli import app
 from clawstream.cli.learning.real import UNRELATED, RealComparison, _choose
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
-from clawstream.inference.engines.dialect import Call
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.dialect import Call
+from clawstream.inference.sglang import SglangEngine
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.replay import past_requests

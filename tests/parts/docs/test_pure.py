@@ -15,7 +15,7 @@ PACKAGE = Path(clawstream.__file__).parent
 DECIDING = ("conversation", "events", "groups", "judging", "refresh", "samples", "turns")
 EDGES = ("stage.py", "heuristics_stage.py", "answering.py")  # in those folders: they bring clock and peers to the rest
 FORBIDDEN = (
-    "aiohttp", "aiokafka", "asyncio", "clawstream.config", "clawstream.inference.engines.sglang",
+    "aiohttp", "aiokafka", "asyncio", "clawstream.config", "clawstream.inference.sglang",
     "clawstream.stream.kafka.kafka_log", "clawstream.stream.runner.hosting", "httpx", "os", "psycopg", "random",
     "secrets", "socket", "subprocess", "time",
 )  # fmt: skip

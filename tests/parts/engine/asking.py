@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clawstream.inference.engines.engine import Chunk, Finish, GenerateRequest, SamplingParams, WeightsSpan
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import Chunk, Finish, GenerateRequest, SamplingParams, WeightsSpan
+from clawstream.inference.sglang import SglangEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from tokenizers import Tokenizer
 
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
 from tests.fakes import scripted_engine
 from tests.fakes.scripted_engine import ScriptedBackend

@@ -8,8 +8,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from clawstream.inference.engines.engine import EngineRefused
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import EngineRefused
+from clawstream.inference.sglang import SglangEngine
 from tests.parts.engine.asking import answer, asking, whole
 from tests.parts.engine.conftest import Subject
 

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from clawstream.events import AnswerRefreshed, Sampling
-from clawstream.inference.engines.engine import Chunk, GenerateRequest
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import Chunk, GenerateRequest
+from clawstream.inference.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.asking import RefreshRequest
 from tests.parts.engine.conftest import ON_SGLANG, Subject

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from clawstream.inference.engines.engine import Chunk
+from clawstream.inference.engine import Chunk
 from tests.parts.engine.asking import Answered, answer, asking, whole
 from tests.parts.engine.conftest import NUM_ROWS, ON_SGLANG, Subject
 

@@ -13,8 +13,8 @@ import orjson
 import pytest
 
 from clawstream.errors import TryLater
-from clawstream.inference.engines.engine import Chunk, EngineRefused, FinishKind, WeightsSpan
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import Chunk, EngineRefused, FinishKind, WeightsSpan
+from clawstream.inference.sglang import SglangEngine
 from tests.parts.engine.asking import Answered, answer, asking, whole
 from tests.parts.engine.conftest import Subject
 

@@ -14,8 +14,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
-from clawstream.inference.engines.dialect import Call, TokenDelta
-from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
+from clawstream.inference.dialect import Call, TokenDelta
+from clawstream.inference.engine import GenerateRequest, SamplingParams
 from clawstream.local.engine import core as core_module
 from clawstream.local.engine import model as attention
 from clawstream.local.engine.core import Core

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.inference.engines.engine import SamplingParams
+from clawstream.inference.engine import SamplingParams
 from clawstream.local.engine.sampling import draw, uniforms
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
-from clawstream.inference.engines.dialect import Call, TokenDelta
-from clawstream.inference.engines.engine import GenerateRequest, SamplingParams
+from clawstream.inference.dialect import Call, TokenDelta
+from clawstream.inference.engine import GenerateRequest, SamplingParams
 from clawstream.local.engine.rows import Job
 from clawstream.local.engine.sampling import draw, shaped
 from tests.parts.engine.conftest import ON_SGLANG, Subject

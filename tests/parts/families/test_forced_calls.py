@@ -10,7 +10,7 @@ import torch
 
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import Shaping
-from clawstream.inference.engines.dialect import RequestRefused
+from clawstream.inference.dialect import RequestRefused
 from clawstream.local.engine.sampling import Grammars, Matcher
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.families.answering import QUESTION, called, kept, names, stream

@@ -19,7 +19,7 @@ from clawstream.gateway.dialects.anthropic_replies import (
     input_of,
     signature,
 )
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 
 Json = dict[str, Any]
 HELLO: list[Json] = [{"role": "user", "content": "Hello"}]

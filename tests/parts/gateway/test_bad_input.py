@@ -13,7 +13,7 @@ from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import ExchangeCompleted, ExchangeFailed
 from clawstream.gateway.app import serve
 from clawstream.gateway.bounds import Bounds
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway

@@ -8,7 +8,7 @@ import pytest
 
 from clawstream.gateway.dialects.anthropic import read_messages
 from clawstream.gateway.dialects.responses import read_responses
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.wire import read_request
 
 Json = dict[str, Any]

@@ -26,7 +26,7 @@ from clawstream.gateway.access.keys import Allowance, Caller, KeyRing, read_ring
 from clawstream.gateway.access.security import Guard
 from clawstream.gateway.app import serve
 from clawstream.gateway.http.metrics import Metrics
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import QUESTION, running_gateway, until
 from tests.sessions import user

@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.events import ExchangeCompleted
 from clawstream.gateway.dialects.anthropic import read_messages
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from tests.parts.gateway.running_gateway import RunningGateway, everything, running_gateway
 from tests.sessions import assistant, history, user

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, PolicyActivated
-from clawstream.inference.engines.dialect import Call, TokenDelta
-from clawstream.inference.engines.service import Generation
+from clawstream.inference.dialect import Call, TokenDelta
+from clawstream.inference.service import Generation
 from tests.bench.replicas import one_fails
 from tests.fakes.scripted_engine import Fault, ScriptedAnswer, ScriptedBackend, serving
 from tests.parts.gateway.running_gateway import Response, RunningGateway, running_gateway, until

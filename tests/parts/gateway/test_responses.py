@@ -14,7 +14,7 @@ from clawstream.gateway.answering.replies import Ending, Usage
 from clawstream.gateway.dialects.responses import conversation_of, read_responses
 from clawstream.gateway.dialects.responses_replies import ResponseReply
 from clawstream.gateway.dialects.responses_tools import custom_arguments, custom_input, sealed
-from clawstream.gateway.requests.refusal import BadRequest, TooLong
+from clawstream.gateway.requests.fields import BadRequest, TooLong
 from clawstream.gateway.requests.wire import read_request
 from clawstream.gateway.sessions import Conversations, RecalledResponse
 

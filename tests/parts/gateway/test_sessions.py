@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import ExchangeCompleted, TurnType
+from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request
-from clawstream.gateway.requests.refusal import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from clawstream.gateway.sessions import SessionIndex
 from tests import recorded

@@ -10,7 +10,7 @@ import pytest
 
 from clawstream.config import GatewaySettings, SamplesSettings
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
-from clawstream.gateway.requests.refusal import BadRequest
+from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.sampling import sampling_of
 from clawstream.gateway.requests.wire import read_request
 from clawstream.rendering import calling

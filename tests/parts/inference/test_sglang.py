@@ -14,8 +14,8 @@ from pydantic import SecretStr
 
 from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
-from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, SamplingParams
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.engine import EngineRefused, GenerateRequest, SamplingParams
+from clawstream.inference.sglang import SglangEngine, engine_session
 from tests.fakes.scripted_engine import Fault, ScriptedAnswer, ScriptedBackend, counting, serving
 
 REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=8))

@@ -13,7 +13,7 @@ from clawstream.events import Event, ExchangeCompleted, FeedbackGiven, FeedbackS
 from clawstream.judging.heuristics import DueTurn, FinishedTurn, Heuristic, Watched, feedback, observe
 from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
-from clawstream.stream.dead_letters.records import Reason
+from clawstream.stream.dead_letters import Reason
 from clawstream.stream.stage import Stage
 from tests import recorded
 from tests.fakes.memory_log import MemoryBroker, MemoryLog

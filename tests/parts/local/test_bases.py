@@ -25,7 +25,7 @@ from clawstream.config import (
 )
 from clawstream.errors import OtherBase
 from clawstream.events import BaseNamed, Event
-from clawstream.inference.bases import base_in, fingerprint
+from clawstream.inference.model_folder import base_in, fingerprint
 from clawstream.local.installation import installation, name_base
 from clawstream.local.running import policy_of, read_parts, settings_file
 from clawstream.simulation.policy.recipe import LEARNING_RATE

@@ -19,7 +19,7 @@ from clawstream.config import (
     WeightsSettings,
 )
 from clawstream.errors import PartUnavailable
-from clawstream.inference.engines.sglang import LOADS_WITHIN_S
+from clawstream.inference.sglang import LOADS_WITHIN_S
 from clawstream.local import installation
 from clawstream.local.installation import STAGES, _elsewhere, _with_database, _with_ports
 from clawstream.local.servers.server_process import answers, reserved

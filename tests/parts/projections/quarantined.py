@@ -15,7 +15,7 @@ from clawstream.projections.write.rows import TableRow, row
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.stage import project
 from clawstream.stream import topics
-from clawstream.stream.dead_letters.records import DeadLetterMark, Fate, Reason
+from clawstream.stream.dead_letters import DeadLetterMark, Fate, Reason
 from clawstream.stream.log import PartitionId
 from clawstream.stream.stage import Record
 from tests.fakes.memory_group import ConnectionCut

@@ -18,7 +18,7 @@ from clawstream.projections.write.sorting import GROUP, Release
 from clawstream.projections.write.stage import project
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream import topics
-from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate, Reason
+from clawstream.stream.dead_letters import EXPIRED, DeadLetterId, DeadLetterMark, Fate, Reason
 from clawstream.stream.log import Arrived, PartitionId, Raw, Start
 from clawstream.stream.runner.breaker import FailureRate
 from tests.fakes.memory_log import MemoryBroker, MemoryLog

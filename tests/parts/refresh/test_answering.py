@@ -10,10 +10,10 @@ import pytest
 
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, Shaping, VersionSpan
-from clawstream.inference.engines.dialect import Call
-from clawstream.inference.engines.engine import cache_key
-from clawstream.inference.engines.service import Generation
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.dialect import Call
+from clawstream.inference.engine import cache_key
+from clawstream.inference.service import Generation
+from clawstream.inference.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer

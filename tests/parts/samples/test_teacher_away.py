@@ -16,7 +16,7 @@ from clawstream.events import (
     TurnPaired,
     VerdictReached,
 )
-from clawstream.inference.engines.engine import ScoreRequest, Scores
+from clawstream.inference.engine import ScoreRequest, Scores
 from clawstream.inference.teacher import TeacherClient as EngineTeacher
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import ScoringTeacher, asking_stage, samples_stage

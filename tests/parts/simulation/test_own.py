@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from clawstream.config import EngineSettings, Settings, TrainingSettings, load
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.servers.server_process import reserved
 from clawstream.simulation.learn.scoring import room
 from clawstream.simulation.runs.own import digest, lent

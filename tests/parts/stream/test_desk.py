@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from clawstream.errors import OperatorError
-from clawstream.stream.dead_letters.records import Fate
-from clawstream.stream.dead_letters.rulings import dead_letters, plain, rule, shown
+from clawstream.stream.dead_letters import Fate
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.rulings import dead_letters, plain, rule, shown
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.stream.raw import append_bytes
 from tests.unit.stream import queues, toys

@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from clawstream.training.models.model import Model
+from clawstream.training.model import Model
 from clawstream.training.step.losses import Suffix
 
 VOCABULARY = 1001  # no other side of the models is as long, and two processes hold uneven halves

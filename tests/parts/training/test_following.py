@@ -12,8 +12,8 @@ from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import retraining
+from clawstream.training.checkpoints import latest
 from clawstream.training.loop import train
-from clawstream.training.models.checkpoints import latest
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import said, settings, trained_until

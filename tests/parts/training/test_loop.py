@@ -18,8 +18,8 @@ from clawstream.events import (
 )
 from clawstream.stream import topics
 from clawstream.stream.stage import Record
+from clawstream.training.checkpoints import alone_on, latest, read
 from clawstream.training.loop import train
-from clawstream.training.models.checkpoints import alone_on, latest, read
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 

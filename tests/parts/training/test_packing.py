@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.training.models import tree_attention
-from clawstream.training.models.tree_attention import Tree
+from clawstream.training import tree_attention
 from clawstream.training.step.packing import LEAST_SHARED_TOKENS, Pack, Tokens, num_shared, pack, packed_batches
+from clawstream.training.tree_attention import Tree
 
 
 @pytest.fixture(scope="module", autouse=True)

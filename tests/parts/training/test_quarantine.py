@@ -11,16 +11,15 @@ import pytest
 from clawstream.config import Settings
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, StepTaken
-from clawstream.stream import topics
+from clawstream.stream import rulings, topics
 from clawstream.stream.avro import codec, key_bytes
-from clawstream.stream.dead_letters import rulings
-from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, Fate, Reason
+from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.topics import replay_topic, replay_topics
+from clawstream.training.checkpoints import latest
 from clawstream.training.loop import train
-from clawstream.training.models.checkpoints import latest
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.stream.raw import append_bytes
 from tests.parts.training import outside, tiny

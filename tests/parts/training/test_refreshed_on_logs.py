@@ -9,7 +9,7 @@ import aiohttp
 
 from clawstream.config import JudgeSettings
 from clawstream.events import AnswerRefreshed, BatchPlanned, SampleAssembled, StepTaken, VersionSpan
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.sglang import SglangEngine
 from clawstream.judging.stage import judging_stage
 from clawstream.refresh.answering import Refresher
 from clawstream.refresh.stage import refresh_stage

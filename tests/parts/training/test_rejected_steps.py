@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from clawstream.config import Settings
 from clawstream.events import BatchPlanned, Event, PolicyPublished, SampleAssembled, StepRejected, StepTaken
+from clawstream.training.checkpoints import read
 from clawstream.training.loop import train
-from clawstream.training.models.checkpoints import read
 from clawstream.training.step import schedule
 from clawstream.training.step.trainer import Trainer
 from tests.fakes.memory_log import MemoryBroker, MemoryLog

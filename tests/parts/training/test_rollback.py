@@ -14,7 +14,7 @@ from clawstream.events import (
     StepTaken,
     VersionPinned,
 )
-from clawstream.training.models.checkpoints import read
+from clawstream.training.checkpoints import read
 from clawstream.training.step import schedule
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny

@@ -19,7 +19,7 @@ from clawstream.events import (
     VerdictReached,
     float32,
 )
-from clawstream.inference.engines.sglang import SglangEngine, engine_session
+from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.inference.teacher import TeacherClient
 from clawstream.local.servers.server_process import reserved
 from clawstream.samples.joining import SampleRules, TeacherRule

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.training.models import model as training_model
-from clawstream.training.models.torch_model import TorchModel
+from clawstream.training import model as training_model
 from clawstream.training.step.losses import Suffix
+from clawstream.training.torch_model import TorchModel
 from tests.parts.training import head_memory, tiny
 
 RAGGED = [

@@ -14,8 +14,8 @@ from transformers import GPT2Config, Qwen3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import SampleAssembled, VersionSpan
+from clawstream.training.base_folder import limits_of
 from clawstream.training.batches.trainable import ModelLimits, flaw
-from clawstream.training.models.base_folder import limits_of
 from clawstream.training.step.trainer import Trainer
 from tests.examples import examples
 from tests.parts.training import tiny

@@ -10,10 +10,10 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
-from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.schedule import Schedule
 from clawstream.training.step.trainer import EMA_DECAY, Trainer
+from clawstream.training.torch_model import TorchModel
 from tests.parts.training import tiny
 
 SETTINGS = TrainingSettings(learning_rate=1e-3, micro_batch_tokens=4096)

@@ -32,10 +32,10 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from clawstream.errors import ConfigError
-from clawstream.training.models import tree_attention
-from clawstream.training.models.torch_model import TorchModel
+from clawstream.training import tree_attention
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import pack
+from clawstream.training.torch_model import TorchModel
 from tests.examples import examples
 
 VOCABULARY = 61

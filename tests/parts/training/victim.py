@@ -18,7 +18,7 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # seconds, which 
 
 from clawstream.cli import main
 from clawstream.events import BatchPlanned, Event, PolicyPublished
-from clawstream.inference.bases import MANIFEST
+from clawstream.inference.model_folder import MANIFEST
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.training import loop, stepping  # noqa: F401
 from clawstream.training.step.trainer import Trainer

@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from clawstream.events import ExchangeCompleted, PolicyActivated
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
 from clawstream.stream import topics
 from clawstream.stream.stage import Record

@@ -16,7 +16,7 @@ from pydantic import SecretStr, ValidationError
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import PolicyPublished
-from clawstream.inference.bases import MANIFEST, files_of
+from clawstream.inference.model_folder import MANIFEST, files_of
 from clawstream.training.offering import offering
 from clawstream.weights.fetching import Fetcher
 from tests.unit.monitoring.said import published

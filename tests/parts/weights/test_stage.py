@@ -7,8 +7,8 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyRejected
-from clawstream.inference.engines.engine import EngineRefused, GenerateRequest, SamplingParams
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import EngineRefused, GenerateRequest, SamplingParams
+from clawstream.inference.sglang import SglangEngine
 from clawstream.stream import topics
 from clawstream.stream.stage import Record
 from clawstream.weights.stage import keep_current

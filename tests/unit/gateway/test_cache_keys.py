@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from clawstream.events import PolicyActivated
 from clawstream.gateway.engines import EngineAttempt, Engines, ServedEngine, StaleCache
-from clawstream.inference.engines.engine import Chunk
+from clawstream.inference.engine import Chunk
 from tests.examples import examples
 from tests.unit.gateway.test_engines import activated, served
 

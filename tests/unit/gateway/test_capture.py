@@ -10,9 +10,16 @@ from hypothesis import strategies as st
 from clawstream.errors import TryLater
 from clawstream.events import ExchangeCompleted, FinishReason, RequestDelta, Sampling, TurnType
 from clawstream.gateway.answering.capture import Accepted, Capture
-from clawstream.gateway.requests.refusal import BadRequest, to_json
+from clawstream.gateway.requests.fields import BadRequest, to_json
 from clawstream.gateway.requests.wire import parse_body, read_request
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, WeightsSpan, finish_reason, policy_version
+from clawstream.inference.engine import (
+    Chunk,
+    Finish,
+    FinishKind,
+    WeightsSpan,
+    finish_reason,
+    policy_version,
+)
 
 ACCEPTED = Accepted(
     exchange_id="e",

@@ -9,8 +9,8 @@ from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated
 from clawstream.gateway import engines as gateway_engines
 from clawstream.gateway.engines import Engines, ServedEngine, StaleCache
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, ServerInfo, WeightsSpan
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import Chunk, Finish, FinishKind, ServerInfo, WeightsSpan
+from clawstream.inference.sglang import SglangEngine
 
 
 class _Told(SglangEngine):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Shaping, TokenBias
-from clawstream.inference.engines.dialect import (
+from clawstream.inference.dialect import (
     Call,
     RequestRefused,
     TokenDelta,
@@ -19,7 +19,14 @@ from clawstream.inference.engines.dialect import (
     write_request,
     write_spans,
 )
-from clawstream.inference.engines.engine import Chunk, Finish, FinishKind, GenerateRequest, SamplingParams, WeightsSpan
+from clawstream.inference.engine import (
+    Chunk,
+    Finish,
+    FinishKind,
+    GenerateRequest,
+    SamplingParams,
+    WeightsSpan,
+)
 
 samplings = st.builds(
     SamplingParams,

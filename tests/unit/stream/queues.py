@@ -9,7 +9,7 @@ from typing import Any
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import SessionDone, TurnPaired
-from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterMark, Fate, KnownDeadLetters, Reason
+from clawstream.stream.dead_letters import DeadLetter, DeadLetterMark, Fate, KnownDeadLetters, Reason
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
 from clawstream.stream.stage import Record, Stage, Step

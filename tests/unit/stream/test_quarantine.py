@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
 from clawstream.errors import ParkedRecord, TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone
-from clawstream.stream.dead_letters.records import EXPIRED, DeadLetterId, DeadLetterMark, Fate
+from clawstream.stream.dead_letters import EXPIRED, DeadLetterId, DeadLetterMark, Fate
 from clawstream.stream.log import Arrived, PartitionId
 from clawstream.stream.runner.hosting import WorkerProgress
 from clawstream.stream.stage import Record, Stage, Step

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
-from clawstream.inference.bases import MANIFEST, fingerprint
-from clawstream.training.models import checkpoints
+from clawstream.inference.model_folder import MANIFEST, fingerprint
+from clawstream.training import checkpoints
 
 CONTENT = {"model.safetensors": b"weights" * 9, "tokenizer.json": b"{}", "trainer/optimizer.safetensors": b"moments"}
 

@@ -8,8 +8,8 @@ import aiohttp
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyActivated, PolicyPublished
-from clawstream.inference.engines.engine import ServerInfo
-from clawstream.inference.engines.sglang import SglangEngine
+from clawstream.inference.engine import ServerInfo
+from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import POLICY

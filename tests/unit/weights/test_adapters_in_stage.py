@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.errors import TryLater
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engines.engine import EngineRefused
+from clawstream.inference.engine import EngineRefused
 from clawstream.weights.taking import forget, take_over
 from tests.unit.monitoring.said import activated, published
 from tests.unit.weights.engines import WITHIN_S, PolicyTopic, Watched, Weights, keeping

@@ -2,8 +2,8 @@
 
 import pytest
 
+from clawstream.stream import rulings
 from clawstream.stream.avro import codec
-from clawstream.stream.dead_letters import rulings
 from tests.parts.stream.contract.conftest import AnyLog
 from tests.parts.stream.raw import append_bytes
 from tests.unit.stream import queues, toys

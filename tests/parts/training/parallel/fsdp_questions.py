@@ -43,7 +43,7 @@ def score(state: dict[str, Any], suffixes: list[Suffix]) -> list[torch.Tensor]:
 
 def head_bytes(state: dict[str, Any], suffixes: list[Suffix], limit_bytes: int) -> tuple[int, int]:
     """Return what `head_memory.held` finds in this process under a limit."""
-    with patch("clawstream.training.models.model.HEAD_BYTES", limit_bytes):
+    with patch("clawstream.training.model.HEAD_BYTES", limit_bytes):
         return head_memory.held(state["model"], suffixes, head_memory.VOCABULARY)
 
 

@@ -14,7 +14,7 @@ from clawstream.events import SampleAssembled
 from clawstream.training.megatron.model import MegatronModel, join
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
-from clawstream.training.models.model import HEAD_BYTES
+from clawstream.training.model import HEAD_BYTES
 from clawstream.training.step.losses import Suffix
 from clawstream.training.writing import write
 from tests.parts.training import head_memory
@@ -86,7 +86,7 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix], head_bytes
 
     for parameter in model.trained.values():
         parameter.grad = None
-    with patch("clawstream.training.models.model.HEAD_BYTES", head_bytes):
+    with patch("clawstream.training.model.HEAD_BYTES", head_bytes):
         model.accumulate([range(len(suffixes))], suffixes, total_of)
     gradients = {name: p.grad for name, p in model.trained.items() if p.grad is not None}
     return found[0] if found else None, collected({"": gradients}, model._places, model._tensor, model._data)
@@ -95,7 +95,7 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix], head_bytes
 def head_bytes(state: dict[str, Any], suffixes: list[Suffix], limit_bytes: int) -> tuple[int, int, int]:
     """Return how many tokens' logits this process computes, and what `head_memory.held` finds under a limit."""
     model: MegatronModel = state["model"]
-    with patch("clawstream.training.models.model.HEAD_BYTES", limit_bytes):
+    with patch("clawstream.training.model.HEAD_BYTES", limit_bytes):
         return model._rows.size, *head_memory.held(model, suffixes, model._rows.size)
 
 

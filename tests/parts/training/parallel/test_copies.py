@@ -10,10 +10,9 @@ import torch
 from torch import distributed as dist
 
 from clawstream.config import TrainingSettings
-from clawstream.inference.bases import STATE_FOLDER
-from clawstream.training.megatron.copies import part
-from clawstream.training.models.model import tensors_of
-from clawstream.training.processes import Processes, Start, Team
+from clawstream.inference.model_folder import STATE_FOLDER
+from clawstream.training.model import tensors_of
+from clawstream.training.processes import Processes, Start, Team, part
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training.parallel.conftest import QUESTIONS
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu

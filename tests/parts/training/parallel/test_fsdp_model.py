@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from clawstream.training.models.torch_model import TorchModel
 from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
+from clawstream.training.torch_model import TorchModel
 from tests.parts.training import head_memory
 from tests.parts.training.parallel import families
 

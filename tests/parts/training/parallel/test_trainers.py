@@ -22,11 +22,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
-from clawstream.inference.bases import STATE_FOLDER
-from clawstream.inference.model_folder import weight_files
-from clawstream.training.models.base_folder import limits_of
-from clawstream.training.models.checkpoints import Checkpoint
-from clawstream.training.models.model import stored, tensors_of
+from clawstream.inference.model_folder import STATE_FOLDER, weight_files
+from clawstream.training.base_folder import limits_of
+from clawstream.training.checkpoints import Checkpoint
+from clawstream.training.model import stored, tensors_of
 from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.step.trainer import StepSummary, Trainer
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be

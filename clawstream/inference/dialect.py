@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from clawstream.events.exchanges import GREEDY_BELOW, Shaping, TokenBias
-from clawstream.inference.engines.engine import (
+from clawstream.inference.engine import (
     Chunk,
     Finish,
     FinishKind,

@@ -15,8 +15,8 @@ import orjson
 
 from clawstream.config import EngineSettings, TeacherSettings
 from clawstream.errors import TryLater
-from clawstream.inference.engines.dialect import joined, read_chunk, write_request
-from clawstream.inference.engines.engine import (
+from clawstream.inference.dialect import joined, read_chunk, write_request
+from clawstream.inference.engine import (
     MOST_NAME_CHARACTERS,
     MOST_TOKEN_IDS,
     Chunk,

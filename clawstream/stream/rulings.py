@@ -10,7 +10,7 @@ from typing import Any
 
 from clawstream.errors import OperatorError, UndecodableRecord
 from clawstream.stream.avro import codec
-from clawstream.stream.dead_letters.records import (
+from clawstream.stream.dead_letters import (
     DeadLetter,
     DeadLetterId,
     DeadLetterMark,

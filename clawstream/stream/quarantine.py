@@ -10,7 +10,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 
 from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord
-from clawstream.stream.dead_letters.records import DeadLetter, DeadLetterId, DeadLetterMark, KnownDeadLetters, reason_of
+from clawstream.stream.dead_letters import (
+    DeadLetter,
+    DeadLetterId,
+    DeadLetterMark,
+    KnownDeadLetters,
+    reason_of,
+)
 from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, key_of
 from clawstream.stream.runner.calling import until_done
 from clawstream.stream.stage import Record

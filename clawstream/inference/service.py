@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from clawstream.inference.engines.dialect import (
+from clawstream.inference.dialect import (
     Call,
     GenerateBody,
     RequestRefused,

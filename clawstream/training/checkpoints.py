@@ -18,7 +18,13 @@ from typing import Any
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
-from clawstream.inference.bases import ADAPTER_CONFIG, MANIFEST, File, sha256_of_file, version_name
+from clawstream.inference.model_folder import (
+    ADAPTER_CONFIG,
+    MANIFEST,
+    File,
+    sha256_of_file,
+    version_name,
+)
 from clawstream.locks import locked
 
 log = logging.getLogger(__name__)

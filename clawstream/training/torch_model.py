@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.training.models import tree_attention
-from clawstream.training.models.base_folder import (
+from clawstream.training import tree_attention
+from clawstream.training.base_folder import (
     STEM,
     changes_with_length,
     checkpoint_layers,
@@ -26,10 +26,10 @@ from clawstream.training.models.base_folder import (
     stored_dtype,
     with_adapter,
 )
-from clawstream.training.models.model import AnswerTensors, Model, Read, ScoreGroup, stored
-from clawstream.training.models.tree_attention import Tree
+from clawstream.training.model import AnswerTensors, Model, Read, ScoreGroup, stored
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import pack, packed_batches
+from clawstream.training.tree_attention import Tree
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""How an engine is asked, in SGLang's dialect, and what it answers."""

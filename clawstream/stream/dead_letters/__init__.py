@@ -1,1 +1,0 @@
-"""Records that a stage could not use, and what people ruled about them."""

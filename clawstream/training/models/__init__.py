@@ -1,1 +1,0 @@
-"""The model in the trainer's hands, and its versions as folders."""
