@@ -26,6 +26,7 @@ from clawstream.events import (
     TeacherScored,
     VoteCast,
 )
+from clawstream.judging.asking import Ballot
 from clawstream.replay.registry import by_partition
 from clawstream.replay.stages import Host, Output, Said, following
 from clawstream.stream import topics
@@ -329,10 +330,10 @@ class _Partition:
     async def _some_call_ended(self) -> None:
         await asyncio.wait(list(self._open), return_when=asyncio.FIRST_COMPLETED)
 
-    async def _call(self, cause: Record, call: Any) -> None:
+    async def _call(self, cause: Record, call: Ballot) -> None:
         worker = self._worker
         assert worker.caller is not None
-        known = self._known.get((call.turn_id, call.question, call.revision, call.number))
+        known = self._known.get((call.key.turn_id, call.key.question, call.key.revision, call.number))
         if known is not None:
             votes: Sequence[Event] = [known]
         else:
