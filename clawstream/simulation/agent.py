@@ -34,14 +34,6 @@ class Attempt:
     size: int  # the number of attempts in the group
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """A request without an answer."""
-
-    reason: str
-    asked_at_s: float  # Unix time
-
-
 class AgentClient:
     """Makes attempts through the gateway, and sends the environment's outcomes of them."""
 
@@ -57,18 +49,23 @@ class AgentClient:
 
         def heard(answered: PolicyAnswer) -> None:
             nonlocal asked_at_s
-            _report(session, answered)
+            _report(
+                session, first_answer=answered.step == 0, started_at_s=answered.started_at_s,
+                total_ms=answered.total_ms, num_tokens=answered.num_tokens,
+            )  # fmt: skip
             asked_at_s = time.time()
 
         try:
             ended = await self._agent.attempt(attempt.task, headers, heard)
             score = 1.0 if ended.right else -1.0
-            told = {"response_id": ended.response_id, "source": "environment", "score": score}
-            await self._client.post("/feedback", body=told, cast_to=object)
-            over = {"session_done": True}
-            await self._client.post("/chat/completions", body=over, cast_to=object, options={"headers": headers})
+            outcome = {"response_id": ended.response_id, "source": "environment", "score": score}
+            await self._client.post("/feedback", body=outcome, cast_to=object)
+            end = {"session_done": True}
+            await self._client.post("/chat/completions", body=end, cast_to=object, options={"headers": headers})
         except openai.OpenAIError as problem:
-            _report(session, Failed(reason=f"{type(problem).__name__}: {problem}", asked_at_s=asked_at_s))
+            total_ms = (time.time() - asked_at_s) * 1000
+            error = f"{type(problem).__name__}: {problem}"
+            _report(session, started_at_s=asked_at_s, total_ms=total_ms, error=error)
             return False
         return True
 
@@ -80,22 +77,15 @@ def attempts(asked: Sequence[ChainTask], *, run_name: str, size: int) -> Iterato
         yield from itertools.repeat(Attempt(task=asked[number % len(asked)], group=group, size=size), size)
 
 
-def _report(session: str, found: PolicyAnswer | Failed) -> None:
-    """Print the line of one request."""
-    answered = found if isinstance(found, PolicyAnswer) else None
+def _report(
+    session: str, *, started_at_s: float, total_ms: float, first_answer: bool = False, num_tokens: int = 0,
+    error: str | None = None,
+) -> None:  # fmt: skip
+    """Print the line of one request; its answer comes whole, so no chunks are timed."""
     report = RequestReport(
-        session=session,
-        first_answer=answered is not None and answered.step == 0,
-        failed=answered is None,
-        error=None if isinstance(found, PolicyAnswer) else found.reason,
-        ttft_ms=None,
-        max_gap_ms=None,
-        max_gap_ended_at_s=None,
-        gaps=(),
-        started_at_s=found.started_at_s if isinstance(found, PolicyAnswer) else found.asked_at_s,
-        total_ms=found.total_ms if isinstance(found, PolicyAnswer) else (time.time() - found.asked_at_s) * 1000,
-        num_chunks=0 if answered is None else answered.num_tokens,  # none came
-    )
+        session=session, first_answer=first_answer, failed=error is not None, error=error, ttft_ms=None, gaps=(),
+        started_at_s=started_at_s, total_ms=total_ms, num_chunks=num_tokens,
+    )  # fmt: skip
     say(asdict(report))
 
 

@@ -5,7 +5,6 @@ exit code is 1. Run as `python -m clawstream.simulation.agent_scorer --base-url 
 """
 
 import asyncio
-import hashlib
 import sys
 import uuid
 from pathlib import Path
@@ -17,12 +16,7 @@ import typer
 from clawstream.simulation.attempts import Agent, PolicyAnswer
 from clawstream.simulation.chains import ChainTask, tasks
 from clawstream.simulation.marks import wilson
-from clawstream.simulation.scorer import print_score
-
-
-def seed_of(seed: int, task: ChainTask, step: int) -> int:
-    """Return a number below 2^31 that follows from the run's seed, the task and the step."""
-    return int.from_bytes(hashlib.sha256(f"{seed}\x1f{task.question}\x1f{step}".encode()).digest()[:4]) >> 1
+from clawstream.simulation.scorer import print_score, seed_of
 
 
 async def score(
@@ -35,7 +29,7 @@ async def score(
         headers = {"X-Turn-Type": "side", "X-Session-Id": f"scorer-{name}-{number:03d}"}
         async with slots:
             ended = await agent.attempt(
-                task, headers, answers.append, hinted=hinted, seed=lambda step: seed_of(seed, task, step)
+                task, headers, answers.append, hinted=hinted, seed=lambda step: seed_of(seed, task.question, step)
             )
         return ended.right
 

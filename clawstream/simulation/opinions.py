@@ -1,12 +1,8 @@
-"""The opinions that the simulated judges have of prompts, of answers and of agents' steps.
+"""The opinions that the simulated judges have of answers and of agents' steps.
 
-An opinion follows from the next state's words alone, except that a stated share of opinions is wrong.
-Which ones follows from the prompt, the judge's seed and the vote's own seed, so the same three always give the same
-opinion.
-
-The judge is blind to the outcome. It judges a step by the task and the results before it, and never works
-out the task's result. A stated share of its opinions is wrong, drawn from the prompt, the judge's seed and the vote's
-own seed.
+An opinion of an answer follows from the words of the next state alone. An opinion of a step follows from the task and
+the results before it: this judge is blind to the outcome, and never works out the task's result. A stated share of
+opinions is wrong; which ones follows from the prompt, the judge's seed and the vote's own seed.
 """
 
 import hashlib
@@ -50,21 +46,11 @@ _SECTION = re.compile(r'<next_state\b[^>]*?(?:role="(?P<role>\w+)")?[^>]*>(?P<te
 _ABOUT_STYLE = (  # the first that fits counts: a wish for headings uses other words than a wish for none
     (Wish.VERDICT, ("verdict", "up front", "result first", "answer first")),
     (Wish.HEADED, ("under headings", "needs headings", "headings, all", "more headings", "praise", "friendly")),
-    (
-        Wish.PLAIN,
-        ("heading", "bold", "plain", "robot", "fancy", "markdown", "casual", "format", "steps", "stiff"),
-    ),
+    (Wish.PLAIN, ("heading", "bold", "plain", "robot", "fancy", "markdown", "casual", "format", "steps", "stiff")),
 )
 _ABOUT_SOMETHING = ("not how i like", "not like this", "not what i")
 _ABOUT_NUMBER = ("not right", "wrong", "add up", "adds up", "check it", "mistake", "try again")
 _PRAISE = ("thank", "perfect", "great", "nice", "love it", "cheers")
-
-
-class PromptKind(StrEnum):
-    """What a prompt asks for."""
-
-    SCORE = "score"
-    HINT = "hint"
 
 
 class Reaction(StrEnum):
@@ -104,16 +90,15 @@ class SimulatedJudge:
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
         """Return this judge's reply to one vote."""
-        question = PromptKind.HINT if HINT_MARK in system else PromptKind.SCORE
         reaction = read(prompt)
-        wrong = self._drawn("wrong", system, prompt, vote_seed) < self.wrong_share
-        if question is PromptKind.SCORE:
+        wrong = drawn("wrong", self.seed, vote_seed, system, prompt) < self.wrong_share
+        if HINT_MARK not in system:
             return _score(reaction, wrong=wrong)
         due = self._due(prompt, reaction)
         if bool(due) == wrong:
             return "Nothing in the reply says how the answer could have been better.\n\\boxed{-1}"
         hints = due or self.habits.inventions
-        hint = hints[int(self._drawn("wording", system, prompt, vote_seed) * len(hints))]
+        hint = hints[int(drawn("wording", self.seed, vote_seed, system, prompt) * len(hints))]
         return f"The user {reaction.value}, and that could have been known.\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
 
     def _due(self, prompt: str, reaction: Reaction) -> Sequence[str]:
@@ -123,9 +108,11 @@ class SimulatedJudge:
         wish = _wish(_last_said(prompt))
         return () if wish is None else HINTS[wish]
 
-    def _drawn(self, purpose: str, system: str, prompt: str, vote_seed: int) -> float:
-        material = "\x1f".join((purpose, str(self.seed), str(vote_seed), system, prompt))
-        return int.from_bytes(hashlib.sha256(material.encode("utf-8", "surrogatepass")).digest()[:7]) / 2**56
+
+def drawn(*material: object) -> float:
+    """Return a number from 0 up to 1 that follows from the material alone."""
+    text = "\x1f".join(map(str, material))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) / 2**56
 
 
 def read(prompt: str) -> Reaction:
@@ -181,9 +168,8 @@ class StepJudge:
         """Return the text that this judge answers to one vote; it has no hints to give."""
         if HINT_MARK in system:
             return "No word beforehand would have helped.\n\\boxed{-1}"
-        material = "\x1f".join(("wrong", str(self.seed), str(vote_seed), system, prompt))
-        drawn = int.from_bytes(hashlib.sha256(material.encode("utf-8", "surrogatepass")).digest()[:7]) / 2**56
-        right = is_due(prompt) is not (drawn < self.wrong_share)
+        wrong = drawn("wrong", self.seed, vote_seed, system, prompt) < self.wrong_share
+        right = is_due(prompt) is not wrong
         return f"The step {'follows' if right else 'does not follow'}.\n\\boxed{{{1 if right else -1}}}"
 
 

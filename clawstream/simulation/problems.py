@@ -27,6 +27,11 @@ class Sum:
     right: int
 
     @property
+    def text(self) -> str:
+        """The sum as it is asked."""
+        return f"{self.left} + {self.right}"
+
+    @property
     def total(self) -> int:
         """The right answer."""
         return self.left + self.right

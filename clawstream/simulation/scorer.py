@@ -48,7 +48,7 @@ class Scorer:
             reply = await self._client.chat.completions.with_raw_response.create(
                 model=self._model,
                 messages=[{"role": "user", "content": content}],
-                seed=_seed(seed, question),
+                seed=seed_of(seed, question.question),
                 max_tokens=self._max_tokens,
                 extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"scorer-{self._run}-{number:03d}"},
                 temperature=self._temperature,
@@ -59,10 +59,10 @@ class Scorer:
         return mark(question, reply.parse().choices[0].message.content or "")
 
 
-def _seed(seed: int, question: HeldOutQuestion) -> int:
-    """A number below 2^31 that follows from the run's seed and the question."""
-    material = f"{seed}\x1f{question.question}".encode("utf-8", "surrogatepass")
-    return int.from_bytes(hashlib.sha256(material).digest()[:4]) >> 1
+def seed_of(*material: object) -> int:
+    """Return a number below 2^31 that follows from the material alone."""
+    text = "\x1f".join(map(str, material))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:4]) >> 1
 
 
 def main(
@@ -106,19 +106,19 @@ def print_score(
 ) -> None:
     """Print what a client of the gateway scored; exit with 1, and say why, where a request failed."""
 
-    async def asked() -> dict[str, object]:
+    async def printed() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            return await scored(client)
+            print(orjson.dumps(await scored(client)).decode(), flush=True)
 
-    result: dict[str, object] | None = None
+    is_scored = False
     try:
-        result = asyncio.run(asked())
+        asyncio.run(printed())
+        is_scored = True
     except* openai.OpenAIError as failed:
         first = failed.exceptions[0]
         print(f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway.", file=sys.stderr)
-    if result is None:
+    if not is_scored:
         raise typer.Exit(1)
-    print(orjson.dumps(result).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,9 +44,7 @@ class RequestReport:
     failed: bool
     error: str | None
     ttft_ms: float | None  # None: no text came
-    max_gap_ms: float | None  # between two chunks with text; None: there were fewer than two
-    max_gap_ended_at_s: float | None  # Unix time of the later of the two
-    gaps: tuple[tuple[float, float], ...]  # all of them: (Unix time of the later chunk, ms)
+    gaps: tuple[tuple[float, float], ...]  # between two chunks with text: (Unix time of the later one, ms)
     started_at_s: float
     total_ms: float
     num_chunks: int
@@ -67,15 +65,12 @@ class Arrivals:
         """Return what this stream was like."""
         since = self._started_at_s - self._started
         gaps = tuple((late + since, (late - early) * 1000) for early, late in itertools.pairwise(self._seen))
-        ended_at_s, longest_ms = max(gaps, key=lambda gap: gap[1], default=(None, None))
         return RequestReport(
             session=session,
             first_answer=first_answer,
             failed=error is not None,
             error=error,
             ttft_ms=(self._seen[0] - self._started) * 1000 if self._seen else None,
-            max_gap_ms=longest_ms,
-            max_gap_ended_at_s=ended_at_s,
             gaps=gaps,
             started_at_s=self._started_at_s,
             total_ms=(time.perf_counter() - self._started) * 1000,

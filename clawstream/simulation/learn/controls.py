@@ -4,12 +4,11 @@ The one rule: a control changes one thing and leaves the rest of the pipeline as
 judge's answers, `frozen` the learning rate.
 """
 
-import hashlib
 import re
 from enum import StrEnum
 from typing import Protocol
 
-from clawstream.simulation.opinions import HINT_MARK
+from clawstream.simulation.opinions import HINT_MARK, drawn
 
 _CASE = re.compile(r"<request>.*</next_state>", re.DOTALL)
 _OPENING = re.compile(r"<request>\s*(.*?)\s*(?:\n\n\[assistant\]\n|</request>)", re.DOTALL)
@@ -43,7 +42,7 @@ class RandomJudge:
         said = self._judge.reply(system, prompt, vote_seed)
         if HINT_MARK in system:
             return said
-        score = 1 if _drawn("coin", self._seed, vote_seed, system, prompt) < 0.5 else -1
+        score = 1 if drawn("coin", self._seed, vote_seed, system, prompt) < 0.5 else -1
         return f"Whatever the user said, the coin decides.\n\\boxed{{{score}}}"
 
 
@@ -69,8 +68,8 @@ class ShuffledJudge:
         if case not in self._instead:
             opening = opening_of(case)
             others = [other for other, its_opening in self._cases.items() if its_opening != opening]
-            drawn = _drawn("shuffled", self._seed, case)
-            self._instead[case] = others[int(drawn * len(others))] if others else ""
+            number = int(drawn("shuffled", self._seed, case) * len(others))
+            self._instead[case] = others[number] if others else ""
             self._cases[case] = opening
         return self._instead[case]
 
@@ -90,9 +89,3 @@ def opening_of(case: str) -> str:
     """Return how the session of a turn opens, the same for all turns of a session."""
     found = _OPENING.search(case)
     return "" if found is None else found[1][:_OPENING_CHARACTERS]
-
-
-def _drawn(*material: object) -> float:
-    """A number from 0 up to 1 that follows from the material alone."""
-    text = "\x1f".join(map(str, material))
-    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7]) / 2**56

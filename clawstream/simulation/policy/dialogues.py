@@ -1,7 +1,9 @@
 """The lessons of the policy that simulates a large one: short conversations about sums, in two styles of answering.
 
-The one rule: pure. The same random source gives the same conversations, and no sum outside the base group is used.
-PLAIN is the style that the simulated students want; FORMATTED, with headings and bold, is what the base prefers.
+Pure but for the random source that the caller gives: the same source gives the same conversations. No sum outside the
+base group is used. People ask and react as in `reactions`, and hints are those of `opinions`, so the policy has met
+their words. PLAIN is the style that the simulated students want; FORMATTED, with headings and bold, is what the base
+prefers.
 """
 
 import random
@@ -11,33 +13,20 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from clawstream.simulation import opinions
 from clawstream.simulation.problems import Sum
+from clawstream.simulation.reactions import MANNERS, REACTIONS, Impression
 
 HINT_MARKER = "[user's hint / instruction]"
 
-QUESTIONS = (
-    "What is {a} + {b}?",
-    "what's {a} + {b}?",
-    "hey, how much is {a} + {b}?",
-    "can you add {a} + {b} for me?",
-    "i need {a} + {b}, with the steps",
-)
-COMPLAINTS = (
-    "no headings or bold please, just say it plainly",
-    "ugh, that looks like a robot wrote it. plain words please",
-    "can you redo that without the bold stuff? keep the steps",
-    "too fancy, just write it like a friend would",
-    "you left out the steps, keep them in please",
-)
-CORRECTIONS = ("that's not right, check it again", "hm, the number is wrong, try again", "i don't think that adds up")
-THANKS = ("thanks, that's perfect!", "great, thank you!", "nice, that's how i like it, thanks")
+QUESTIONS = MANNERS["student"].questions
+COMPLAINTS = (*MANNERS["student"].complaints, *REACTIONS[Impression.STEPS_MISSING])
+CORRECTIONS = REACTIONS[Impression.WRONG]
+THANKS = REACTIONS[Impression.GOOD]
 ACKNOWLEDGEMENTS = ("you're welcome!", "no problem!", "any time!")
 HINTS = (
-    "Write in plain, casual words without headings or bold, and keep every step.",
-    "Leave out the markdown: no headings and no bold, just talk it through with all the steps.",
-    "The user wants a relaxed, plain answer with all steps, so no headings and no bold text.",
-    "Answer as a friend would in a chat: plain sentences, every step kept, no formatting.",
-    "Add the ones and the tens again and check the total; plain words, all steps kept.",
+    *opinions.HINTS[opinions.Wish.PLAIN],
+    *opinions.HABITS["student"].corrections,
     "Use plain text, no headings or bold.",
     "Be casual and keep the steps.",
 )
@@ -59,6 +48,9 @@ class Dialogue:
     answer: str
 
 
+Kind = Callable[[Sum, random.Random], Dialogue]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """The shares of each kind of conversation; what is left over is first answers without a hint."""
@@ -74,31 +66,47 @@ class Mix:
 
     def dialogue(self, problem: Sum, rng: random.Random) -> Dialogue:
         """Return a conversation about `problem` of a kind that these shares allow."""
-        return dialogue(problem, self, rng)
+        kinds: Sequence[tuple[float, Kind]] = (
+            (self.hinted, self._hinted),
+            (self.complaint, self._complaint),
+            (self.correction, self._correction),
+            (self.thanks, self._thanks),
+        )
+        return kind_at(rng.random(), kinds, self._first)(problem, rng)
+
+    def _first(self, problem: Sum, rng: random.Random) -> Dialogue:
+        return conversation(asked(problem, QUESTIONS, rng), answer=answer(problem, self._style(rng), rng))
+
+    def _hinted(self, problem: Sum, rng: random.Random) -> Dialogue:
+        question = with_hint(asked(problem, QUESTIONS, rng), rng.choice(HINTS))
+        return conversation(question, answer=answer(problem, Style.PLAIN, rng))
+
+    def _complaint(self, problem: Sum, rng: random.Random) -> Dialogue:
+        first = answer(problem, Style.FORMATTED, rng)
+        said = (asked(problem, QUESTIONS, rng), first, rng.choice(COMPLAINTS))
+        return conversation(*said, answer=answer(problem, Style.PLAIN, rng))
+
+    def _correction(self, problem: Sum, rng: random.Random) -> Dialogue:
+        style = self._style(rng)
+        first = answer(slipped(problem, rng), style, rng)
+        said = (asked(problem, QUESTIONS, rng), first, rng.choice(CORRECTIONS))
+        return conversation(*said, answer=answer(problem, style, rng))
+
+    def _thanks(self, problem: Sum, rng: random.Random) -> Dialogue:
+        first = answer(problem, self._style(rng), rng)
+        said = (asked(problem, QUESTIONS, rng), first, rng.choice(THANKS))
+        return conversation(*said, answer=rng.choice(ACKNOWLEDGEMENTS))
+
+    def _style(self, rng: random.Random) -> Style:
+        return Style.PLAIN if rng.random() < self.plain else Style.FORMATTED
 
 
 def answer(problem: Sum, style: Style, rng: random.Random) -> str:
     """Return the right answer to `problem`, with all its steps."""
-    ones, tens = _steps(problem)
+    ones, tens = steps_of(problem)
     if style is Style.FORMATTED:
         return f"## Steps\n**{ones}**\n**{tens}**\n## Answer\n**{problem.total}**"
     return f"{rng.choice(OPENERS)}{ones} and {tens}, so {problem.total}"
-
-
-def dialogue(problem: Sum, mix: Mix, rng: random.Random) -> Dialogue:
-    """Return a conversation about `problem` of a kind that `mix` allows."""
-    kinds: Sequence[tuple[float, Callable[[Sum, Mix, random.Random], Dialogue]]] = (
-        (mix.hinted, _hinted),
-        (mix.complaint, _complaint),
-        (mix.correction, _correction),
-        (mix.thanks, _thanks),
-    )
-    left = rng.random()
-    for share, kind in kinds:
-        if left < share:
-            return kind(problem, mix, rng)
-        left -= share
-    return Dialogue(messages=(_question(problem, rng),), answer=answer(problem, _style(mix, rng), rng))
 
 
 def with_hint(content: str, hint: str) -> str:
@@ -106,48 +114,33 @@ def with_hint(content: str, hint: str) -> str:
     return f"{content}\n\n{HINT_MARKER}\n{hint}"
 
 
-def _hinted(problem: Sum, _mix: Mix, rng: random.Random) -> Dialogue:
-    asked = with_hint(_question(problem, rng)["content"], rng.choice(HINTS))
-    return Dialogue(messages=(_user(asked),), answer=answer(problem, Style.PLAIN, rng))
+def kind_at(drawn: float, kinds: Sequence[tuple[float, Kind]], rest: Kind) -> Kind:
+    """Return the kind of conversation at a number from 0 up to 1, over which the kinds lie by their shares."""
+    for share, kind in kinds:
+        if drawn < share:
+            return kind
+        drawn -= share
+    return rest
 
 
-def _complaint(problem: Sum, _mix: Mix, rng: random.Random) -> Dialogue:
-    first = _assistant(answer(problem, Style.FORMATTED, rng))
-    messages = (_question(problem, rng), first, _user(rng.choice(COMPLAINTS)))
-    return Dialogue(messages=messages, answer=answer(problem, Style.PLAIN, rng))
+def conversation(*said: str, answer: str) -> Dialogue:
+    """Return the dialogue in which user and assistant say these in turn, the user first and last."""
+    roles = ("user", "assistant")
+    messages = tuple({"role": roles[number % 2], "content": content} for number, content in enumerate(said))
+    return Dialogue(messages=messages, answer=answer)
 
 
-def _correction(problem: Sum, mix: Mix, rng: random.Random) -> Dialogue:
-    style = _style(mix, rng)
-    slipped = Sum(left=problem.left, right=problem.right + rng.choice((-10, -1, 1, 10)))
-    first = _assistant(answer(slipped, style, rng))
-    messages = (_question(problem, rng), first, _user(rng.choice(CORRECTIONS)))
-    return Dialogue(messages=messages, answer=answer(problem, style, rng))
+def asked(problem: Sum, wordings: Sequence[str], rng: random.Random) -> str:
+    """Return the question in one of the wordings."""
+    return rng.choice(wordings).format(question=problem.text)
 
 
-def _thanks(problem: Sum, mix: Mix, rng: random.Random) -> Dialogue:
-    first = _assistant(answer(problem, _style(mix, rng), rng))
-    messages = (_question(problem, rng), first, _user(rng.choice(THANKS)))
-    return Dialogue(messages=messages, answer=rng.choice(ACKNOWLEDGEMENTS))
+def slipped(problem: Sum, rng: random.Random) -> Sum:
+    """Return another sum, as somebody who makes a mistake reads this one."""
+    return Sum(left=problem.left, right=problem.right + rng.choice((-10, -1, 1, 10)))
 
 
-def _question(problem: Sum, rng: random.Random) -> dict[str, str]:
-    return _user(rng.choice(QUESTIONS).format(a=problem.left, b=problem.right))
-
-
-def _style(mix: Mix, rng: random.Random) -> Style:
-    return Style.PLAIN if rng.random() < mix.plain else Style.FORMATTED
-
-
-def _steps(problem: Sum) -> tuple[str, str]:
+def steps_of(problem: Sum) -> tuple[str, str]:
+    """Return how ones and tens are added up."""
     (a_tens, a_ones), (b_tens, b_ones) = divmod(problem.left, 10), divmod(problem.right, 10)
-    ones, tens = a_ones + b_ones, 10 * (a_tens + b_tens)
-    return f"{a_ones}+{b_ones}={ones}", f"{10 * a_tens}+{10 * b_tens}={tens}"
-
-
-def _user(content: str) -> dict[str, str]:
-    return {"role": "user", "content": content}
-
-
-def _assistant(content: str) -> dict[str, str]:
-    return {"role": "assistant", "content": content}
+    return f"{a_ones}+{b_ones}={a_ones + b_ones}", f"{10 * a_tens}+{10 * b_tens}={10 * (a_tens + b_tens)}"

@@ -96,7 +96,7 @@ def write(scenario: Scenario, folder: Path, *, problems: Path | None = None) -> 
 
 def _sums(num_scored: int) -> tuple[list[Problem], list[Problem]]:
     def named(sums: Sequence[Sum]) -> list[Problem]:
-        return [Problem(question=f"{s.left} + {s.right}", answer=str(s.total)) for s in sums]
+        return [Problem(question=s.text, answer=str(s.total)) for s in sums]
 
     return named(all_of(SumSet.STUDENTS)), named(scored(num_scored))
 

@@ -19,12 +19,13 @@ SOURCES = st.integers(0, 2**32).map(random.Random)
 
 
 def _task(problem: Sum) -> PersonTask:
-    return PersonTask(persona="student", question=f"{problem.left} + {problem.right}", answer=str(problem.total))
+    return PersonTask(persona="student", question=problem.text, answer=str(problem.total))
 
 
 def _question(problem: Sum) -> HeldOutQuestion:
-    asked = f"{problem.left} + {problem.right}"
-    return HeldOutQuestion(persona="student", prompt=asked, hint="", question=asked, answer=str(problem.total))
+    return HeldOutQuestion(
+        persona="student", prompt=problem.text, hint="", question=problem.text, answer=str(problem.total)
+    )
 
 
 @given(SUMS, SOURCES)
@@ -49,17 +50,17 @@ def test_a_formatted_answer_is_right_and_strikes_the_student_as_stiff(problem: S
 
 @given(SUMS, SOURCES)
 def test_an_answer_to_a_hint_is_always_plain(problem: Sum, rng: random.Random) -> None:
-    hinted = dialogues.dialogue(problem, Mix(hinted=1.0), rng)
+    hinted = Mix(hinted=1.0).dialogue(problem, rng)
     asked, _, hint = hinted.messages[-1]["content"].partition(f"\n\n{dialogues.HINT_MARKER}\n")
 
     assert hint in dialogues.HINTS
-    assert f"{problem.left} + {problem.right}" in asked
+    assert problem.text in asked
     assert mark(_question(problem), hinted.answer).styled
 
 
 @given(SUMS, SOURCES)
 def test_after_a_correction_the_answer_keeps_its_style_and_mends_its_number(problem: Sum, rng: random.Random) -> None:
-    corrected = dialogues.dialogue(problem, Mix(hinted=0, complaint=0, correction=1), rng)
+    corrected = Mix(hinted=0, complaint=0, correction=1).dialogue(problem, rng)
     question = _question(problem)
     before, after = mark(question, corrected.messages[1]["content"]), mark(question, corrected.answer)
 
@@ -71,12 +72,12 @@ def test_the_base_is_built_on_sums_of_its_own_group_only() -> None:
     asked = {d.messages[0]["content"].split("\n")[0] for d in Recipe().dialogues(2000)}
     foreign = [s for group in (SumSet.STUDENTS, SumSet.SCORED) for s in all_of(group)]
 
-    assert not {q.format(a=s.left, b=s.right) for s in foreign for q in dialogues.QUESTIONS} & asked
+    assert not {q.format(question=s.text) for s in foreign for q in dialogues.QUESTIONS} & asked
 
 
 def test_the_policy_has_met_every_wording_of_student_judge_and_scorer() -> None:
     manner = reactions.MANNERS["student"]
-    assert {q.replace("{question}", "{a} + {b}") for q in manner.questions} <= set(dialogues.QUESTIONS)
+    assert set(manner.questions) <= set(dialogues.QUESTIONS)
     assert set(reactions.REACTIONS[Impression.WRONG]) <= set(dialogues.CORRECTIONS)
     assert set(reactions.REACTIONS[Impression.GOOD]) <= set(dialogues.THANKS)
     complaints = {*manner.complaints, *reactions.REACTIONS[Impression.STEPS_MISSING]}
