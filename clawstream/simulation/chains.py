@@ -4,7 +4,6 @@ A hash of a chain alone decides its group, so the chains that the base policy is
 and the scored ones never overlap. All chance is the caller's.
 """
 
-import hashlib
 import json
 import random
 import re
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from clawstream.simulation.problems import SumSet
+from clawstream.simulation.problems import SumSet, group_of
 
 NUM_OPERATIONS = 3
 MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call each, the result, and one too many
@@ -52,11 +51,8 @@ class Chain:
 
     @property
     def group(self) -> SumSet:
-        """Who sees this chain: 60 %, 30 % and 10 % of all."""
-        bucket = hashlib.sha256(self.text.encode()).digest()[0]
-        if bucket < 154:
-            return SumSet.BASE
-        return SumSet.STUDENTS if bucket < 230 else SumSet.SCORED
+        """Who sees this chain."""
+        return group_of(self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

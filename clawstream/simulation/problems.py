@@ -1,6 +1,6 @@
 """The sums that the simulation talks about, and who may see which.
 
-A hash of the sum alone decides its group, so the sums that the base policy is built on, those that students ask and the
+A hash of the sum alone decides its group, so the sums that base policies are built on, those that students ask and the
 scored ones never overlap.
 """
 
@@ -38,12 +38,17 @@ class Sum:
 
     @property
     def group(self) -> SumSet:
-        """Who sees this sum and its mirror image: 60 %, 30 % and 10 % of all sums."""
+        """Who sees this sum and its mirror image."""
         low, high = sorted((self.left, self.right))
-        bucket = hashlib.sha256(f"{low}+{high}".encode()).digest()[0]
-        if bucket < 154:
-            return SumSet.BASE
-        return SumSet.STUDENTS if bucket < 230 else SumSet.SCORED
+        return group_of(f"{low}+{high}")
+
+
+def group_of(text: str) -> SumSet:
+    """Return who sees the sum or chain with this text: 60 %, 30 % and 10 % of all."""
+    bucket = hashlib.sha256(text.encode()).digest()[0]
+    if bucket < 154:
+        return SumSet.BASE
+    return SumSet.STUDENTS if bucket < 230 else SumSet.SCORED
 
 
 def all_of(group: SumSet) -> list[Sum]:
@@ -54,8 +59,8 @@ def all_of(group: SumSet) -> list[Sum]:
 
 def scored(number: int) -> list[Sum]:
     """Return the `number` sums that scores are taken on: always the same, spread over all sizes."""
-    return sorted(sorted(all_of(SumSet.SCORED), key=_shuffled)[:number])
 
+    def shuffled(problem: Sum) -> bytes:
+        return hashlib.sha256(f"scored {problem.left} {problem.right}".encode()).digest()
 
-def _shuffled(problem: Sum) -> bytes:
-    return hashlib.sha256(f"scored {problem.left} {problem.right}".encode()).digest()
+    return sorted(sorted(all_of(SumSet.SCORED), key=shuffled)[:number])

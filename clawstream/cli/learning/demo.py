@@ -4,10 +4,9 @@ import asyncio
 import json
 import shlex
 import time
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -23,13 +22,7 @@ if TYPE_CHECKING:
     from clawstream.simulation.runs.figures import Figures
 
 
-class DemoMethod(StrEnum):
-    """Which signals train."""
-
-    COMBINED = "combined"
-    BINARY = "binary"
-    OPD = "opd"
-    TOPK = "topk"
+DemoMethod = Literal["combined", "binary", "opd", "topk"]
 
 
 def demo(
@@ -37,7 +30,7 @@ def demo(
     method: Annotated[
         DemoMethod,
         typer.Option(help="Which signals train: verdicts, hints (opd; topk: by whole distributions), or both."),
-    ] = DemoMethod.COMBINED,
+    ] = "combined",
     updates: Annotated[int, typer.Option(help="Weight updates to make.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Of students, sampling and training.", min=0)] = 0,
     score_every: Annotated[int, typer.Option(help="Updates between two scores.", min=1)] = 4,
@@ -60,11 +53,11 @@ def demo(
     from clawstream.simulation.runs.run import SCENARIO, TEMPERATURE, Plan, demonstrate
 
     console = Console(stderr=True)
-    folder = settings.data_dir / "demos" / f"{time.strftime('%Y%m%d-%H%M%S')}-{method.value}-seed{seed}"
+    folder = settings.data_dir / "demos" / f"{time.strftime('%Y%m%d-%H%M%S')}-{method}-seed{seed}"
     (folder / "logs").mkdir(parents=True)
     plan = Plan(
         people=people_of(SCENARIO, folder / "problems"),
-        method=method.value,
+        method=method,
         updates=updates,
         seed=seed,
         score_every=score_every,

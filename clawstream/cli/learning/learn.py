@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -32,12 +32,10 @@ _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
 
-class LearnScenario(StrEnum):
-    """Who talks to the policy."""
-
-    ALL = "all"  # three kinds of people, who want different things
-    STUDENT = "student"
-    TOOLS = "tools"  # agents that try tasks with a calculator
+LearnScenario = Literal["all", "student", "tools"]  # all: three kinds of people; tools: agents with a calculator
+# hard: what people want is rare in it; tools: calls a calculator, and seldom to the end; own: engine.model_path of the
+# settings, with their engines, judge and trainer.
+LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
 
 
 class LearnTeacher(StrEnum):
@@ -46,16 +44,6 @@ class LearnTeacher(StrEnum):
     REFERENCE = "reference"  # the base
     EMA = "ema"  # the policy's moving average
     CURRENT = "current"  # the policy itself
-
-
-class LearnBase(StrEnum):
-    """Which policy they talk to."""
-
-    STANDARD = "standard"
-    HARD = "hard"  # what people want is rare in it
-    DEMO = "demo"
-    TOOLS = "tools"  # calls a calculator, and seldom to the end
-    OWN = "own"  # engine.model_path of the settings, with their engines, judge and trainer
 
 
 class LearnMethod(StrEnum):
@@ -71,7 +59,7 @@ class LearnMethod(StrEnum):
 
 def learn(
     context: typer.Context,
-    scenario: Annotated[LearnScenario, typer.Option(help="Who talks to the policy.")] = LearnScenario.ALL,
+    scenario: Annotated[LearnScenario, typer.Option(help="Who talks to the policy.")] = "all",
     base: Annotated[
         LearnBase | None,
         typer.Option(
@@ -161,7 +149,7 @@ def learn(
             raise ConfigError(f"--seeds {seeds}: --real draws with one seed. Nothing was asked. Name one")
         compare(settings, before=before, after=after, count=requests, seed=first, json_file=json_file)
         return
-    needed = settings if base is LearnBase.OWN else Settings(environment=False)
+    needed = settings if base == "own" else Settings(environment=False)
     refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
     hide_torch()
     from clawstream.cli.learning.progress import show, tables
@@ -177,7 +165,7 @@ def learn(
     at = _listed(score_at, int, "--score-at") if score_at else _scored_by_default(updates)
     if not all(0 <= update <= updates for update in at):
         raise ConfigError(f"--score-at {score_at}: there are {updates} updates; name numbers from 0 to {updates}")
-    cast = CASTS[scenario.value]
+    cast = CASTS[scenario]
     methods = methods or ",".join(cast.methods[:3])
     wanted = _listed(methods, LearnMethod, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
@@ -195,7 +183,7 @@ def learn(
             "Leave it out, or name combined"
         )
     _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
-    policy_base = base or LearnBase(cast.bases[0])
+    policy_base = base or cast.bases[0]
     _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
     for control in dict.fromkeys(without):
         if not {method.value for method in wanted[0]} & set(cast.controls[control]):
@@ -207,20 +195,20 @@ def learn(
             Console(stderr=True).print(
                 f"--controls {control.value} changes nothing of {', '.join(left)}: left out there"
             )
-    if policy_base is LearnBase.OWN:
+    if policy_base == "own":
         _refuse_not_own(settings, without, at_once=at_once)
     place = folder or settings.data_dir / "learn"
     place.mkdir(parents=True, exist_ok=True)
-    asked_in = place / "problems" / (scenario.value if problems is None else f"{scenario.value}-{problems.stem}")
+    asked_in = place / "problems" / (scenario if problems is None else f"{scenario}-{problems.stem}")
     with locked(place / ".lock", within_s=1.0):
         try:
-            people = people_of(scenario.value, asked_in, problems=problems)
+            people = people_of(scenario, asked_in, problems=problems)
         except UnusableProblems as error:
             raise ConfigError(str(error)) from error
-        own = settings if policy_base is LearnBase.OWN else None
+        own = settings if policy_base == "own" else None
         policy, base_sha = _built(settings, policy_base)
         like = Cell(
-            scenario=scenario.value, base=policy_base.value, base_sha=base_sha, problems_sha=people.sha,
+            scenario=scenario, base=policy_base, base_sha=base_sha, problems_sha=people.sha,
             method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate, epochs=epochs,
             answers_per_hint=answers_per_hint, w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
@@ -232,7 +220,7 @@ def learn(
         for file in (place / "report.json", *(() if json_file is None else (json_file,))):
             file.write_text(written)
         picture = plot or place / "curves.png"
-        plot_curves(curves(rows), reference, f"{scenario.value}, {policy_base.value} base", picture, unit=cast.unit)
+        plot_curves(curves(rows), reference, f"{scenario}, {policy_base} base", picture, unit=cast.unit)
     show(tables(rows, reference))
     _say_where(rows, picture, place / "cells")
     if any(row.error is not None for row in rows):
@@ -253,14 +241,14 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
     return reference, rows
 
 
-def _built(settings: "Settings", base: LearnBase) -> tuple[Path, str]:
+def _built(settings: "Settings", base: str) -> tuple[Path, str]:
     """Return the policy's folder, and what tells it from all others."""
     from clawstream.simulation.policy.base import base_policy
     from clawstream.simulation.runs.own import digest
 
-    if base is LearnBase.OWN:
+    if base == "own":
         return settings.engine.base_policy, digest(settings)
-    policy = base_policy(settings.cache_dir, base.value)
+    policy = base_policy(settings.cache_dir, base)
     return policy, policy.name
 
 
@@ -268,15 +256,13 @@ def _scored_by_default(updates: int) -> list[int]:
     return [0, updates // 2] if updates < LONG_UPDATES else list(range(0, updates, 8))
 
 
-def _refuse_flip(
-    after: int | None, scenario: LearnScenario, *, updates: int, hurry: bool, controls: str, answers: int
-) -> None:
+def _refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool, controls: str, answers: int) -> None:
     """Refuse a flip that would not be one."""
     if after is None:
         return
-    if scenario is not LearnScenario.ALL:
+    if scenario != "all":
         raise ConfigError(
-            f"--flip-after {after}: with --scenario {scenario.value} there is nobody to exchange wishes with. Nothing "
+            f"--flip-after {after}: with --scenario {scenario} there is nobody to exchange wishes with. Nothing "
             "was run. Take --scenario all"
         )
     if hurry:
@@ -316,8 +302,8 @@ def _refuse_idle(context: typer.Context, *, real: bool) -> None:
 
 
 def _refuse_unfit(
-    scenario: LearnScenario,
-    base: LearnBase,
+    scenario: str,
+    base: str,
     said: str,
     methods: Sequence[LearnMethod],
     *,
@@ -327,19 +313,17 @@ def _refuse_unfit(
     """Refuse what the people of the scenario can't do."""
     from clawstream.simulation.runs.scenarios import CASTS
 
-    cast = CASTS[scenario.value]
-    unfit = {f"--base {base.value}": cast.bases} if base.value not in cast.bases else {}
+    cast = CASTS[scenario]
+    unfit = {f"--base {base}": cast.bases} if base not in cast.bases else {}
     if not {method.value for method in methods} <= set(cast.methods):
         unfit[f"--methods {said}"] = cast.methods
     for option, known in unfit.items():
         raise ConfigError(
-            f"{option}: expected {', '.join(known)} with --scenario {scenario.value}. Nothing was run. Name those"
+            f"{option}: expected {', '.join(known)} with --scenario {scenario}. Nothing was run. Name those"
         )
     idle = [option for option, is_said in (("--problems", problems is not None), ("--hurry", hurry)) if is_said]
     if idle and cast.attempts is not None:
-        raise ConfigError(
-            f"{', '.join(idle)}: no effect with --scenario {scenario.value}. Nothing was run. Leave it out"
-        )
+        raise ConfigError(f"{', '.join(idle)}: no effect with --scenario {scenario}. Nothing was run. Leave it out")
 
 
 def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_once: int) -> None:

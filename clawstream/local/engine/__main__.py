@@ -19,21 +19,13 @@ def main() -> int:
         "--threads", type=int, help="threads for tensor operations (1 for small models, else all cores)"
     )
     parser.add_argument("--weight-version", default="default", help="name of the weights loaded at the start (default)")
-    options = parser.parse_args()
+    options = vars(parser.parse_args())
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     # Imported here, so that --help does not wait for torch.
     from clawstream.local.engine.server import serve
 
     try:
-        serve(
-            options.model_path,
-            host=options.host,
-            port=options.port,
-            context_length_tokens=options.context_length,
-            max_running_requests=options.max_running_requests,
-            threads=options.threads,
-            weight_version=options.weight_version,
-        )
+        serve(**options)
     except OperatorError as error:
         print(error, file=sys.stderr)
         return 2

@@ -18,14 +18,18 @@ from clawstream.inference.service import CommandResult, Generation
 from clawstream.local.engine.core import Core, EngineWorker
 from clawstream.local.engine.model import RowModel
 from clawstream.local.engine.rows import Grammar, Job
+from clawstream.local.engine.sampling import grammars_of
 
 log = logging.getLogger(__name__)
 
 
-class Mailbox:
-    """The tokens that the worker has sampled for one request and that are unsent; unsent deltas become one."""
+class _Running:
+    """A request that the worker knows, and its tokens that are sampled and unsent; unsent deltas become one."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: "CpuBackend") -> None:
+        self.job: Job  # whose sink this is
+        self._backend = backend
+        self._is_over = False
         self._unsent: TokenDelta | None = None
         self._arrival: asyncio.Future[None] | None = None
 
@@ -38,35 +42,20 @@ class Mailbox:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def take(self) -> TokenDelta:
-        """Wait until something is unsent, then return all of it."""
+    async def next(self) -> TokenDelta:
         while self._unsent is None:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         delta, self._unsent = self._unsent, None
-        return delta
-
-
-class _Running:
-    """A request that the worker knows."""
-
-    def __init__(self, job: Job, mailbox: Mailbox, backend: "CpuBackend") -> None:
-        self._job = job
-        self._mailbox = mailbox
-        self._backend = backend
-        self._over = False
-
-    async def next(self) -> TokenDelta:
-        delta = await self._mailbox.take()
         if delta.finish is not None:
-            self._backend.forget(self._job)
-            self._over = True
+            self._backend.forget(self.job)
+            self._is_over = True
         return delta
 
     def cancel(self) -> None:
-        if not self._over:
-            self._over = True
-            self._backend.cancel(self._job, "The client went away.")
+        if not self._is_over:
+            self._is_over = True
+            self._backend.cancel(self.job)
 
 
 class CpuBackend:
@@ -79,7 +68,7 @@ class CpuBackend:
         self._worker = worker
         self._adapters_of_core = core.adapters
         self._model_path = self._first_model_path = model_path  # versions have no tokenizer of their own
-        self._version = core.version
+        self._version = core.version  # as the event loop knows it
         self._num_rows = num_rows
         self._tokenizer = tokenizer
         self._jobs: dict[str, Job] = {}
@@ -96,10 +85,10 @@ class CpuBackend:
             grammar = await self._grammar(sampling.shaping, stop_ids)
             self._check(call)  # a second request of its name may have come meanwhile
         tokens = list(call.request.input_ids)
-        mailbox = Mailbox()
-        job = Job(
+        running = _Running(self)
+        job = running.job = Job(
             call=call,
-            sink=mailbox,
+            sink=running,
             seed=secrets.randbits(63) if sampling.sampling_seed is None else sampling.sampling_seed,
             stop_ids=stop_ids,
             tokens=tokens,
@@ -114,7 +103,7 @@ class CpuBackend:
             return ()
 
         self._worker.post(submit)
-        return _Running(job, mailbox, self)
+        return running
 
     def _check(self, call: Call) -> None:
         check_fits(call, context_length_tokens=self._model.context_length_tokens, vocab_size=self._model.vocab_size)
@@ -132,7 +121,6 @@ class CpuBackend:
                 "an answer that follows a grammar needs a tokenizer and a token that ends it where the grammar ends: "
                 "leave ignore_eos and min_new_tokens out"
             )
-        from clawstream.local.engine.sampling import grammars_of  # llguidance, for those who ask
 
         def made() -> Grammar:
             return grammars_of(self._first_model_path, min(self._model.eos_token_ids)).matcher(shaping, stop_ids)
@@ -145,10 +133,10 @@ class CpuBackend:
             del self._jobs[job.call.rid]
             self._job_over.set()
 
-    def cancel(self, job: Job, message: str) -> None:
+    def cancel(self, job: Job) -> None:
         """The job's row is free before the next step."""
         self.forget(job)
-        self._post_abort(job, message)
+        self._post_abort(job, "The client went away.")
 
     def abort(self, rid: str | None) -> None:
         # SGLang takes a rid as a prefix: a batch is aborted by the id it was sent under.
@@ -220,7 +208,7 @@ class CpuBackend:
     async def flush_cache(self) -> CommandResult:
         if self._jobs:
             return CommandResult(success=False, message=f"{len(self._jobs)} requests are running; nothing was flushed")
-        await self._worker.call(lambda core: core.forget_cache())
+        await self._worker.call(Core.forget_cache)
         return CommandResult(success=True, message="Cache flushed.")
 
     def adapters(self) -> Mapping[str, str]:

@@ -1,11 +1,8 @@
 """The engine itself, and the thread that owns it: jobs in, deltas out, one step at a time.
 
-Single-threaded, and without a clock.
-
 Every step computes one token for each decoding job and, within a budget, prompts of jobs that wait. Weights change only
-between two steps, so exactly one version computed each token.
-
-Nothing else touches the core. When the thread ends, for whatever reason, every request is told and the server stops.
+between two steps, so exactly one version computed each token. Only the worker's thread touches the core. When it ends,
+for whatever reason, every request is aborted and the server stops.
 """
 
 import asyncio
@@ -52,7 +49,6 @@ class _Budget:
         return max(min(fits, self.tokens // share), _LEAST_PIECE_TOKENS)
 
     def take(self, past: int, count: int) -> None:
-        """Use budget for tokens after `past` others."""
         self.tokens -= count
         self.pairs -= count * (past + count)
 
@@ -80,16 +76,7 @@ class Core:
     def busy(self) -> bool:
         return bool(self._rows.jobs or self._waiting)
 
-    @property
-    def num_running(self) -> int:
-        return len(self._rows.jobs)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
     def submit(self, job: Job) -> None:
-        """Queue the job; it gets a row when one is free."""
         self._waiting.append(job)
 
     def abort(self, job: Job, message: str) -> list[Output]:
@@ -280,7 +267,6 @@ class EngineWorker:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread, which then takes commands."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -318,8 +304,6 @@ class EngineWorker:
         await self.call(stop_stepping)
 
     async def resume(self) -> None:
-        """Let steps run again."""
-
         def step_again(_core: Core) -> None:
             self._paused = False
 

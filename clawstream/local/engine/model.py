@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, GenerationConfig
@@ -192,6 +193,7 @@ class RowModel:
         self.model_type = str(config.model_type)
         self.architectures = list(config.architectures or [])
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._probe = [token % self.vocab_size for token in (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)]
         self.eos_token_ids = frozenset(_eos_ids(path, config.eos_token_id))
         expected = self._reference_logprobs()
         model.set_attn_implementation(NAME)
@@ -215,18 +217,15 @@ class RowModel:
         ).logits
         return logits[0]
 
-    def _probe(self) -> list[int]:
-        return [token % self.vocab_size for token in (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)]
-
     @torch.inference_mode()
     def _reference_logprobs(self) -> Tensor:
-        logits = self._model(input_ids=torch.tensor([self._probe()]), use_cache=False, logits_to_keep=2).logits[0]
+        logits = self._model(input_ids=torch.tensor([self._probe]), use_cache=False, logits_to_keep=2).logits[0]
         return torch.log_softmax(logits.float(), dim=-1)
 
     @torch.inference_mode()
     def _check_exact(self, path: str, expected: Tensor) -> None:
         """Refuse a model whose attention (sliding windows, sinks, soft caps) these rows would compute wrongly."""
-        probe = self._probe()
+        probe = self._probe
         last = len(probe) - 1
         kv = KvRows(num_rows=2, context_length_tokens=self.context_length_tokens)
         try:
@@ -244,7 +243,7 @@ class RowModel:
             )
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
-        """Put the checked weights in place; runs between two steps."""
+        """Replace the weights by these, which are checked; runs between two steps."""
         own = self._model.state_dict()
         for name, tensor in weights.items():
             own[name].copy_(tensor)
@@ -256,8 +255,7 @@ class RowModel:
         found: dict[str, Tensor] = {}
         for file in weight_files(Path(path)):
             try:
-                with safe_open(file, framework="pt") as tensors:
-                    found.update({name: tensors.get_tensor(name) for name in tensors.keys()})  # noqa: SIM118
+                found |= load_file(file)
             except (OSError, SafetensorError) as error:
                 raise UnusableCheckpoint(
                     f"{file}: {error}; the weights in use stay, write the checkpoint again"
@@ -346,8 +344,7 @@ class Adapters:
         folder = Path(path)
         try:
             config = json.loads((folder / "adapter_config.json").read_text())
-            with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors = load_file(folder / "adapter_model.safetensors")
         except (OSError, ValueError, SafetensorError) as error:
             raise UnusableCheckpoint(
                 f"adapter {path} can't be read ({error}); "

@@ -1,19 +1,16 @@
 """Requests on their way through the engine, and the rows of keys and values that they have.
 
-Only the worker thread touches a job after it was submitted.
-
-Rows 0..R-1 belong to jobs. Before a step the decoding ones come first, so that they are one view of the cache. The
-other rows keep the keys of finished jobs. Keys are reused only under the same cache key, and only if the weights in use
-now computed all of them: `epoch` counts the swaps.
+Only the worker thread touches a job after it was submitted. Rows 0..R-1 belong to jobs; before a step the decoding ones
+come first, so that they are one view of the cache. The other rows keep the keys of finished jobs, which are reused only
+under the same cache key, and only if the weights in use now computed all of them: `epoch` counts the swaps.
 
 A row's entry at position p is the key and value of its p-th token. Axes: S rows, C capacity in tokens, H key-value
-heads, D head width. Capacity doubles when a row needs more, so that memory follows the longest request seen, not the
-limit.
+heads, D head width.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -157,7 +154,10 @@ class LayerKv(NamedTuple):
 
 
 class KvRows:
-    """The cache of all rows; a layer's tensors are made at its first use, when its shape is known."""
+    """The cache of all rows; a layer's tensors are made at its first use, when its shape is known.
+
+    Capacity doubles when a row needs more, so that memory follows the longest request seen, not the limit.
+    """
 
     def __init__(self, *, num_rows: int, context_length_tokens: int) -> None:
         self.num_rows = num_rows
@@ -167,11 +167,9 @@ class KvRows:
 
     def layer(self, index: int, key_1HND: Tensor, value_1HND: Tensor) -> LayerKv:
         """The layer's tensors, shaped and typed as the keys and values about to be written."""
-        found = self._layers.get(index)
-        if found is None:
-            found = LayerKv(self._empty(key_1HND), self._empty(value_1HND))
-            self._layers[index] = found
-        return found
+        if index not in self._layers:
+            self._layers[index] = LayerKv(self._empty(key_1HND), self._empty(value_1HND))
+        return self._layers[index]
 
     def _empty(self, like_1HND: Tensor) -> Tensor:
         _, heads, _, width = like_1HND.shape
@@ -260,7 +258,7 @@ class JobRows:
         if source is None:
             self._make_room(row)
         elif source >= row and num_shared * 2 >= self._used(source):
-            self._trade_remains(source, row)
+            self._swap(self._left, source, row)
         else:
             self._make_room(row, spare=source)
             self._reserve(num_shared)
@@ -279,7 +277,7 @@ class JobRows:
         """Take the job's row away; its keys stay for reuse, where they may be reused."""
         row, last = self.jobs.index(job), len(self.jobs) - 1
         left = self._remains(job)
-        self._trade_jobs(row, last)
+        self._swap(self.jobs, row, last)
         self.jobs.pop()
         self._left[last] = left
 
@@ -293,7 +291,7 @@ class JobRows:
                 last -= 1
             if first >= last:
                 return first
-            self._trade_jobs(first, last)
+            self._swap(self.jobs, first, last)
 
     def release_all(self) -> list[Job]:
         """Take all rows away and leave nothing for reuse; return the jobs in the order of their rows."""
@@ -336,15 +334,11 @@ class JobRows:
             self.kv.copy(row, victim, self._used(row))
             self._left[victim] = self._left[row]
 
-    def _trade_remains(self, one: int, other: int) -> None:
+    def _swap(self, contents: list[Any], one: int, other: int) -> None:
+        """Swap two rows, both of jobs or both of what was left; `contents` is the list of theirs."""
         if one != other:
             self.kv.swap(one, self._used(one), other, self._used(other))
-            self._left[one], self._left[other] = self._left[other], self._left[one]
-
-    def _trade_jobs(self, one: int, other: int) -> None:
-        if one != other:
-            self.kv.swap(one, self._used(one), other, self._used(other))
-            self.jobs[one], self.jobs[other] = self.jobs[other], self.jobs[one]
+            contents[one], contents[other] = contents[other], contents[one]
 
     def _used(self, row: int) -> int:
         return self.jobs[row].num_computed if row < len(self.jobs) else len(self._left[row].tokens)

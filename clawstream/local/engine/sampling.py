@@ -3,13 +3,11 @@
 A draw is a function of (seed, index of the token in the answer) and of the row's own logits, so a seeded request gives
 the same tokens whatever else is in the batch. Axes: B rows, V vocabulary, K top log-probs.
 
-In SGLang's order and by its rules: additive penalties, then the repetition penalty, then the biases, then the grammar,
-all before the temperature; a token counts where it stands in the answer, not in the prompt. Axis: V vocabulary.
+Logits change in SGLang's order and by its rules: additive penalties, then the repetition penalty, then the biases, then
+the grammar, all before the temperature. A penalty counts the answer's tokens, not the prompt's.
 
-A token counts by its text, not by its id.
-
-A grammar may produce the special tokens that templates write as text, but no others; tokens that end an answer are
-allowed where the grammar may end. llguidance is imported when the first grammar is asked for.
+A grammar knows tokens by their text. It may produce the special tokens that templates write as text, but no others;
+tokens that end an answer are allowed where the grammar may end.
 """
 
 import json

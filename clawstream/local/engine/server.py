@@ -28,21 +28,21 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(
-    model_path: str,
     *,
-    host: str = "127.0.0.1",
-    port: int = 30100,
-    context_length_tokens: int | None = None,
-    max_running_requests: int = 64,
-    threads: int | None = None,
-    weight_version: str = "default",
+    model_path: str,
+    host: str,
+    port: int,
+    context_length: int | None,
+    max_running_requests: int,
+    threads: int | None,
+    weight_version: str,
 ) -> None:
     """Serve until SIGINT or SIGTERM; raises PartUnavailable where it can't, RuntimeError if the worker dies."""
     # transformers and OpenMP start with as many threads as there are cores; until the size is known, one will do.
     torch.set_num_threads(threads or 1)
     model = RowModel(model_path)
-    if context_length_tokens is not None:
-        model.context_length_tokens = min(context_length_tokens, model.context_length_tokens)
+    if context_length is not None:
+        model.context_length_tokens = min(context_length, model.context_length_tokens)
     if threads is None:
         threads = 1 if model.num_parameters < _ONE_THREAD_PARAMETERS else os.cpu_count() or 1
     listener = _listen(host, port)

@@ -72,8 +72,7 @@ async def run_cell(order: Order, folder: Path) -> CellOutcome:
         own=None if order.own is None else load(order.own),
     )
     record = await simulate(plan, tell=_tell)
-    scores, at_flip = await _scores(order, folder, record)
-    return _outcome(record, scores, at_flip, code=code_sha())
+    return _outcome(record, *await _scores(order, folder, record), code=code_sha())
 
 
 def _outcome(
@@ -155,13 +154,13 @@ def main() -> int:
         outcome = asyncio.run(run_cell(Order.read(folder), folder))
     except* (OperatorError, TryLater, OSError, TimeoutError) as failed:
         print(_first(failed), file=sys.stderr)
-        return_code = 2
-    else:
-        written = folder / f"{OUTCOME}.new"
-        written.write_text(json.dumps(outcome.as_json(), indent=1))
-        written.rename(folder / OUTCOME)  # whole or not there: it says that the cell need not be run again
-        return_code = 0
-    return return_code
+        outcome = None
+    if outcome is None:
+        return 2
+    written = folder / f"{OUTCOME}.new"
+    written.write_text(json.dumps(outcome.as_json(), indent=1))
+    written.rename(folder / OUTCOME)  # whole or not there: it says that the cell need not be run again
+    return 0
 
 
 def _first(failed: BaseExceptionGroup[BaseException]) -> str:

@@ -16,14 +16,7 @@ from clawstream.simulation.runs.scenarios import CASTS
 
 USUAL_TEACHER = "reference"
 ANEW_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
-TRAINING = (
-    "learning_rate",
-    "epochs",
-    "answers_per_hint",
-    "w_topk",
-    "lora_rank",
-    "teacher",
-)  # as the settings name them
+TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
 UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
 
 
@@ -83,9 +76,8 @@ class Cell:
     @property
     def training(self) -> dict[str, Any]:
         """The values that its run sets under [training], over those of the settings."""
-        of_no_effect = ("teacher",) if self.method in UNTAUGHT else ()
-        said = {name: getattr(self, name) for name in TRAINING if name not in of_no_effect}
-        return {name: value for name, value in said.items() if value is not None}
+        names = [name for name in TRAINING if name != "teacher" or self.method not in UNTAUGHT]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def as_json(self) -> dict[str, Any]:
         """The form that `cell_of` reads."""

@@ -66,6 +66,16 @@ class CellOutcome:
         return asdict(self)
 
 
+_OF_CELL = (
+    "method", "base", "seed", "control", "scenario", "updates", "learning_rate", "epochs", "answers_per_hint", "w_topk",
+    "lora_rank", "hurry",
+)  # fmt: skip
+_OF_OUTCOME = (
+    "rejected", "requests_failed", "environment_steps", "turns", "samples", "corrections", "refusals",
+    "correction_to_policy_s", "correction_to_policy_p90_s", "run_s", "code",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRow:
     """A cell of the report: its plan, what the base does without it, and its outcome or why there is none."""
@@ -105,17 +115,7 @@ class ReportRow:
     def as_json(self) -> dict[str, Any]:
         """The object of the report."""
         cell, outcome, reference = self.cell, self.outcome, self.reference
-        control = None if cell.control is None else cell.control.value
-        head = {"method": cell.method, "base": cell.base, "seed": cell.seed, "control": control}
-        head |= {
-            "scenario": cell.scenario,
-            "updates": cell.updates,
-            "learning_rate": cell.learning_rate,
-            "epochs": cell.epochs,
-            "answers_per_hint": cell.answers_per_hint,
-            "w_topk": cell.w_topk,
-        }
-        head |= {"lora_rank": cell.lora_rank, "hurry": cell.hurry}
+        head: dict[str, Any] = {name: getattr(cell, name) for name in _OF_CELL}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
         head |= {"teacher": None if cell.method in UNTAUGHT else cell.teacher, "flip_after": cell.flip_after}
         if outcome is None:
@@ -130,24 +130,14 @@ class ReportRow:
             "styled": {str(update): score.num_styled for update, score in scores.items()},
             "by_persona": {str(update): score.by_persona for update, score in scores.items()},
             "flip": self._flip(),
-            "rejected": outcome.rejected,
             "rejected_share": self.rejected_share(cell.updates),
-            "requests_failed": outcome.requests_failed,
-            "environment_steps": outcome.environment_steps,
-            "turns": outcome.turns,
-            "samples": outcome.samples,
-            "corrections": outcome.corrections,
             "loss_tokens": sum(step.loss_tokens for step in outcome.steps),
-            "refusals": dict(outcome.refusals),
             "kl": None if last is None else last.kl,
             "entropy": None if last is None else last.entropy,
             "mean_length": None if last is None else last.mean_length,
-            "correction_to_policy_s": outcome.correction_to_policy_s,
-            "correction_to_policy_p90_s": outcome.correction_to_policy_p90_s,
             "problems": reference.baseline.num_problems,
             "steps": [asdict(step) for step in outcome.steps],
-            "run_s": outcome.run_s,
-            "code": outcome.code,
+            **{name: getattr(outcome, name) for name in _OF_OUTCOME},
         }
 
     def _flip(self) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import sqrt
 from statistics import fmean, stdev
-from types import MappingProxyType
 from typing import Any
 
 from clawstream.simulation.learn.controls import Control
@@ -33,8 +32,8 @@ class SteadinessCheck:
     """A requirement on a run: what was found, and whether it holds; None: there are no figures for it."""
 
     wanted: str
-    found: tuple[float, ...] | None
-    holds: bool | None
+    found: tuple[float, ...] | None = None
+    holds: bool | None = None
 
 
 def steadiness(row: ReportRow) -> tuple[SteadinessCheck, ...]:
@@ -77,21 +76,18 @@ def _below(scores: Mapping[int, float], at: Sequence[int], allowed: float, wante
     """Check how far the worst score at these updates is below the best of all."""
     late = [scores[update] for update in at if update in scores]
     if not late:
-        return SteadinessCheck(wanted=wanted, found=None, holds=None)
+        return SteadinessCheck(wanted=wanted)
     below = max(scores.values()) - min(late)
     return SteadinessCheck(wanted=wanted, found=(below,), holds=below <= allowed + _EPSILON)
 
 
-_NAMES = MappingProxyType({"entropy": "entropy", "mean_length": "length"})
-
-
 def _within(steps: Sequence[StepFigures], name: str, bounds: tuple[float, float]) -> SteadinessCheck:
     """Check the least and the greatest of a figure over all steps, as shares of the first step's."""
-    wanted = f"{_NAMES[name]} within {list(bounds)} of the start"
+    wanted = f"{name.removeprefix('mean_')} within {list(bounds)} of the start"
     found = [getattr(step, name) for step in steps]
     known = [value for value in found if value is not None]
     if not found or not found[0]:
-        return SteadinessCheck(wanted=wanted, found=None, holds=None)
+        return SteadinessCheck(wanted=wanted)
     low, high = min(known) / found[0], max(known) / found[0]
     is_within = bounds[0] <= low and high <= bounds[1]
     return SteadinessCheck(
@@ -106,7 +102,7 @@ def _learned_anew(row: ReportRow, after: int) -> SteadinessCheck:
     scores = [s.score for u in since if (s := row.score(u)) is not None]
     ceiling = None if row.reference.flipped is None else row.reference.flipped.ceiling.score
     if not scores or not ceiling:
-        return SteadinessCheck(wanted=wanted, found=None, holds=None)
+        return SteadinessCheck(wanted=wanted)
     share = max(scores) / ceiling
     has_learned, is_over = share >= FLIPPED_SHARE - _EPSILON, row.score(after + ANEW_WITHIN) is not None
     return SteadinessCheck(wanted=wanted, found=(share,), holds=has_learned if has_learned or is_over else None)
@@ -233,11 +229,8 @@ def checks(rows: Sequence[ReportRow]) -> list[Check]:
 
     It is on the seeds with which both the control and its method are whole.
     """
-    found: dict[tuple[str, Control], None] = {}
-    for row in rows:
-        if row.cell.control is not None and _arm(row) is None:
-            found.setdefault((row.cell.arm, row.cell.control))
-    return [_check(method, control, rows) for method, control in found]
+    silenced = [row.cell for row in rows if _arm(row) is None]
+    return [_check(*held, rows) for held in dict.fromkeys((c.arm, c.control) for c in silenced if c.control)]
 
 
 def _check(method: str, control: Control, rows: Sequence[ReportRow]) -> Check:
@@ -262,7 +255,7 @@ def gains(rows: Sequence[ReportRow]) -> list[Gain]:
     found = []
     for over, method in combinations(methods, 2):
         seeds = [seed for known, seed in real if known == method and (over, seed) in real]
-        for update in sorted({at for _, row in real.items() for at in row.cell.score_at} - {0}):
+        for update in sorted({at for row in real.values() for at in row.cell.score_at} - {0}):
             pairs = [(real[method, seed].score(update), real[over, seed].score(update)) for seed in seeds]
             gain_S = tuple(a.score - b.score for a, b in pairs if a is not None and b is not None)
             if gain_S:
@@ -299,11 +292,9 @@ def _point(update: int, rows: Sequence[ReportRow]) -> Point:
     found = [(score.score, row.reference_at(update), row) for row in rows if (score := row.score(update)) is not None]
     base = rows[0].reference.baseline
     point = _mean_point(update, found)
-    return (
-        replace(point, score=replace(point.score, mean=base.score, low=base.low, high=base.high))
-        if update == 0
-        else point
-    )
+    if update == 0:
+        point = replace(point, score=replace(point.score, mean=base.score, low=base.low, high=base.high))
+    return point
 
 
 def _at_flip(rows: Sequence[ReportRow]) -> Point | None:

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +49,29 @@ def unpack(folder: Path) -> None:
             f"{SHIPPED / _WEIGHTS} has SHA-256 {sha256}, and {expected} is expected. Nothing was started. Install "
             "clawstream again, or check this file out again"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    try:
+    with drafted(folder) as draft:
         for file in SHIPPED.iterdir():
             if file.name not in (_WEIGHTS, _SEAL):
                 shutil.copyfile(file, draft / file.name)
         whole = {name: tensor.astype(np.float32) for name, tensor in load_file(SHIPPED / _WEIGHTS).items()}
         save_file(whole, draft / _WEIGHTS, metadata={"format": "pt"})
-        draft.replace(folder)
-    except OSError:
-        if not folder.is_dir():  # of two that unpack at once, the first one's stays
-            raise
+
+
+@contextmanager
+def drafted(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder that gets the name `folder` once the block is through; else nothing is left of it.
+
+    Of two processes that make the same folder at once, the first one's stays.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        yield draft
+        try:
+            draft.replace(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -75,16 +88,8 @@ def base_policy(cache_dir: Path, base: str = "demo") -> Path:
     if RECIPES[base].digest() == made_by():
         unpack(folder)
         return folder
-    command = [
-        sys.executable,
-        "-m",
-        "clawstream.simulation.policy.build",
-        "--cache-dir",
-        str(cache_dir),
-        "--base",
-        base,
-    ]
-    found = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    build = [sys.executable, "-m", "clawstream.simulation.policy.build", "--cache-dir", str(cache_dir), "--base", base]
+    found = subprocess.run(build, stdout=subprocess.DEVNULL, check=False)
     if found.returncode != 0 or not folder.is_dir():
         raise PartUnavailable(
             f"the tiny policy could not be built (exit code {found.returncode}; its words are above). "

@@ -4,14 +4,10 @@ The one rule: a policy folder, named by the hash of its recipe, appears whole or
 `python -m clawstream.simulation.policy.build --cache-dir FOLDER`; prints the folder. B lessons, L tokens.
 """
 
-import errno
-import logging
 import math
 import os
 import random
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,8 +28,6 @@ from clawstream.simulation.policy import base as shipped
 from clawstream.simulation.policy import recipe as tokenizer
 from clawstream.simulation.policy.recipe import RECIPES, Base, Recipe, place
 
-log = logging.getLogger(__name__)
-
 _SORTED_BATCHES = 16  # so many batches' lessons are sorted by length together, which saves most of the padding
 _NOT_LEARNED = -100
 
@@ -46,7 +40,6 @@ class TrainingExample(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and answer."""
         return len(self.prompt_ids) + len(self.answer_ids)
 
 
@@ -69,16 +62,11 @@ def ensure(cache_dir: Path, recipe: Recipe) -> Path:
     folder = place(cache_dir, recipe)
     if folder.is_dir():
         return folder
-    cache_dir.mkdir(parents=True, exist_ok=True)
     transformers_logging.disable_progress_bar()
-    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache_dir))
-    try:
+    with shipped.drafted(folder) as draft:
         with torch.random.fork_rng(devices=[]), _threads(_num_idle_cores()):
             build(recipe).save_pretrained(draft)
         tokenizer.save(draft, recipe.mix.words)
-        _publish(draft, folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return folder
 
 
@@ -181,16 +169,6 @@ def _loss(model: Qwen3ForCausalLM, lessons: Sequence[TrainingExample]) -> Tensor
     learned_BL = target_BL[:, 1:] != _NOT_LEARNED
     hidden_BLH = model.model(input_ids=ids_BL[:, :-1], use_cache=False).last_hidden_state
     return cross_entropy(model.lm_head(hidden_BLH[learned_BL]), target_BL[:, 1:][learned_BL])
-
-
-def _publish(draft: Path, folder: Path) -> None:
-    """Give the finished folder its name; of two processes that build at once, the first one's stays."""
-    try:
-        draft.rename(folder)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        log.info("simulated_policy=%s built_by=another_process", folder.name)
 
 
 def main(

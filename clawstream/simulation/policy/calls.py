@@ -74,11 +74,11 @@ class Calls:
         hinted = rng.random() < self.hinted
         state = _AttemptState(chain=chain, numbers=(chain.start,), calls=())
         for _ in range(rng.randrange(MAX_STEPS - 1)):
-            call = _call(self._step(state, rng, hinted=hinted))
-            if call is None:
+            step = self._step(state, rng, hinted=hinted)
+            if isinstance(step, int):
                 break
             state = _AttemptState(
-                chain=chain, numbers=(*state.numbers, worked_out(*call)), calls=(*state.calls, _written(*call))
+                chain=chain, numbers=(*state.numbers, worked_out(*step)), calls=(*state.calls, _written(*step))
             )
         asked = with_hint(chain.text, HINT) if hinted else chain.text
         return Dialogue(messages=_messages(asked, state), answer=_said(self._step(state, rng, hinted=hinted)))
@@ -108,10 +108,6 @@ def _wrong(state: _AttemptState) -> Sequence[_Step]:
     others = [(last, other, number) for other in Operation if other is not sign]
     misread = [(last, sign, wrong) for _, wrong in chain.operations if wrong != number]
     return (*others, *misread, last)
-
-
-def _call(step: _Step) -> tuple[int, Operation, int] | None:
-    return None if isinstance(step, int) else step
 
 
 def _said(step: _Step) -> str:

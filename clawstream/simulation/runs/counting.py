@@ -1,7 +1,4 @@
-"""What is measured of a run: what its database says once it holds the whole log, and its memory.
-
-Linux only.
-"""
+"""What is measured of a run: what its database says once it holds the whole log, and its memory (Linux only)."""
 
 import asyncio
 import contextlib
@@ -34,12 +31,11 @@ JOIN commits c ON c.topic = e.source_topic AND c.partition = e.source_partition
               AND e.source_offset >= c.first_offset AND e.source_offset < c.next_offset
 WHERE e.turn_type = 'main'
 """
-# What people had said when the batch of each version was planned: answers they had got, and samples trained on.
+# The answers that people had got when the batch of each version was planned.
 _INTERACTIONS = """
 SELECT b.policy_version,
        (SELECT count(*) FROM exchanges AS e WHERE e.kind = 'completed' AND e.turn_type = 'main'
-           AND e.finished_at_ms < b.planned_at_ms) AS interactions,
-       sum(cardinality(b.sample_ids)) OVER (ORDER BY b.policy_version) AS samples
+           AND e.finished_at_ms < b.planned_at_ms) AS interactions
 FROM batches AS b ORDER BY b.policy_version
 """
 # From a complaint or hint that was trained on to the first answer whose every token is of a policy that knew it. NULL:
@@ -85,7 +81,6 @@ class Counts:
     policy_versions: int
     refusals: Mapping[str, int]  # by reason
     interactions: Mapping[int, int]  # answers that people had got, by the version whose batch was planned then
-    trained_samples: Mapping[int, int]  # by version, all batches up to its own
     exchange_to_row_ms: tuple[float, ...]
     correction_to_policy_s: tuple[float, ...]  # of each correction that was trained on and answered after that
 
@@ -113,14 +108,13 @@ def _counts(url: str) -> Counts:
         **totals,
         refusals={row["reason"]: row["num"] for row in refusals},
         interactions={row["policy_version"]: row["interactions"] for row in versions},
-        trained_samples={row["policy_version"]: int(row["samples"]) for row in versions},
         exchange_to_row_ms=tuple(float(str(row["ms"])) for row in rows_of(url, _EXCHANGE_TO_ROW)),
         correction_to_policy_s=tuple(float(str(row["s"])) for row in rows_of(url, _CORRECTION_TO_POLICY)),
     )
 
 
 JAVA = "java"  # the broker is counted apart
-LOOK_EVERY_S = 2.0
+MEASURED_EVERY_S = 2.0
 
 
 class Footprint:
@@ -130,10 +124,9 @@ class Footprint:
         self.peak_mb = 0.0
 
     async def watch(self) -> None:
-        """Look again and again until cancelled."""
         while True:
             self.peak_mb = max(self.peak_mb, await asyncio.to_thread(_pss_mb))
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(MEASURED_EVERY_S)
 
 
 def _pss_mb() -> float:

@@ -1,4 +1,4 @@
-"""The measurements of a demonstration run, as one value; the score's plot and table come from it. Simulates nothing.
+"""The measurements of a demonstration run, as one value; the score's plot and table come from it.
 
 Pure: lists of measurements in, figures out. A figure that was not measured is None.
 """
@@ -35,7 +35,6 @@ class Percentiles:
 class Chat:
     """What one request of a student looked like from outside."""
 
-    started_at_ms: float
     finished_at_ms: float
     ttft_ms: float | None
     gaps: tuple[tuple[float, float], ...]  # (when the gap ended, its length in ms), between chunks of content

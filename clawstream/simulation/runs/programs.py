@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -202,10 +203,8 @@ class StudentProcess:
 
 
 def _chat(report: dict[str, Any]) -> Chat:
-    started_ms = report["started_at_s"] * 1000
     return Chat(
-        started_at_ms=started_ms,
-        finished_at_ms=started_ms + report["total_ms"],
+        finished_at_ms=report["started_at_s"] * 1000 + report["total_ms"],
         ttft_ms=report["ttft_ms"],
         gaps=tuple((ended_at_s * 1000, gap_ms) for ended_at_s, gap_ms in report["gaps"]),
         failed=report["failed"],
@@ -214,30 +213,31 @@ def _chat(report: dict[str, Any]) -> Chat:
     )
 
 
+@dataclass(frozen=True, slots=True)
 class ScorerProcess:
     """The scoring process; every call is one run of it."""
 
-    def __init__(
-        self, gateway: str, problems_file: Path, logs: Path, *, module: str, seed: int, temperature: float,
-        max_tokens: int | None = None,
-    ) -> None:  # fmt: skip
-        self._gateway, self._module = gateway, module
-        self._problems = problems_file
-        self._log = logs / "scorer.log"
-        self._seed, self._temperature = seed, temperature
-        self._limit = () if max_tokens is None else ("--max-tokens", str(max_tokens))
+    gateway: str
+    problems: Path
+    logs: Path
+    _: KW_ONLY
+    module: str
+    seed: int
+    temperature: float
+    max_tokens: int | None = None
 
     async def score(self, update: int, *, hinted: bool = False) -> VersionScore:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
         argv = [
-            self._module, "--base-url", f"{self._gateway}/v1", "--problems", str(self._problems),
-            "--seed", str(self._seed), "--temperature", str(self._temperature), *self._limit,
-            *(("--hinted",) if hinted else ()),
+            self.module, "--base-url", f"{self.gateway}/v1", "--problems", str(self.problems),
+            "--seed", str(self.seed), "--temperature", str(self.temperature), *(("--hinted",) if hinted else ()),
+            *(() if self.max_tokens is None else ("--max-tokens", str(self.max_tokens))),
         ]  # fmt: skip
-        async with program(*argv, log=self._log) as process:
+        log = self.logs / "scorer.log"
+        async with program(*argv, log=log) as process:
             output, _ = await process.communicate()
         if process.returncode != 0:
-            raise PartUnavailable(f"the scorer exited with {process.returncode}: see {self._log}")
+            raise PartUnavailable(f"the scorer exited with {process.returncode}: see {log}")
         found = json.loads(output)
         if found["policy_versions"] != [str(update)]:
             raise PartUnavailable(

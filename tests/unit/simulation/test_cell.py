@@ -17,12 +17,10 @@ from tests.unit.projections.logs import example
 from tests.unit.simulation.outcomes import cell as cell_of
 from tests.unit.simulation.outcomes import score
 
-FAILED = Chat(
-    started_at_ms=0.0, finished_at_ms=1.0, ttft_ms=None, gaps=(), failed=True, first_answer=True, num_tokens=0
-)
+FAILED = Chat(finished_at_ms=1.0, ttft_ms=None, gaps=(), failed=True, first_answer=True, num_tokens=0)
 COUNTS = Counts(
     sessions=9, turns=9, samples=9, samples_first_answer=9, corrections=2, policy_versions=4, refusals={},
-    interactions={1: 10, 2: 20, 3: 30, 4: 40}, trained_samples={}, exchange_to_row_ms=(), correction_to_policy_s=(),
+    interactions={1: 10, 2: 20, 3: 30, 4: 40}, exchange_to_row_ms=(), correction_to_policy_s=(),
 )  # fmt: skip
 
 

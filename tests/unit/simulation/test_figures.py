@@ -9,9 +9,7 @@ from clawstream.simulation.runs.figures import Chat, longest_gap_during, percent
 
 
 def chat(*gaps: tuple[float, float]) -> Chat:
-    return Chat(
-        started_at_ms=0.0, finished_at_ms=9e9, ttft_ms=1.0, gaps=gaps, failed=False, first_answer=True, num_tokens=1
-    )
+    return Chat(finished_at_ms=9e9, ttft_ms=1.0, gaps=gaps, failed=False, first_answer=True, num_tokens=1)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
