@@ -53,7 +53,7 @@ def engine(
     from clawstream.local.engine.server import serve
 
     serve(
-        str(settings.engine.base_policy),
+        model_path=str(settings.engine.base_policy),
         port=settings.engine.port if port is None else port,
         weight_version="0",  # of the base; the weights stage brings it up to date
     )

@@ -30,12 +30,12 @@ _SWITCH_INTERVAL_S = 0.0005
 def serve(
     *,
     model_path: str,
-    host: str,
-    port: int,
-    context_length: int | None,
-    max_running_requests: int,
-    threads: int | None,
-    weight_version: str,
+    host: str = "127.0.0.1",
+    port: int = 30100,
+    context_length: int | None = None,
+    max_running_requests: int = 64,
+    threads: int | None = None,
+    weight_version: str = "default",
 ) -> None:
     """Serve until SIGINT or SIGTERM; raises PartUnavailable where it can't, RuntimeError if the worker dies."""
     # transformers and OpenMP start with as many threads as there are cores; until the size is known, one will do.
