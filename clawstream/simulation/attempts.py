@@ -35,8 +35,6 @@ class PolicyAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The end of an attempt."""
-
     right: bool
     response_id: str  # of its last answer
 

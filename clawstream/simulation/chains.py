@@ -5,11 +5,13 @@ and the scored ones never overlap. All chance is the caller's.
 """
 
 import json
+import operator
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from clawstream.simulation.problems import SumSet, group_of
 
@@ -19,13 +21,14 @@ _SUM = re.compile(r"(-?[0-9]{1,9})([-+*])([0-9]{1,9})")
 
 
 class Operation(StrEnum):
-    """An operation on a number, by its sign."""
-
     ADD = "+"
     TIMES = "*"
     MINUS = "-"
 
 
+_WORK: Mapping[Operation, Callable[[int, int], int]] = MappingProxyType(
+    {Operation.ADD: operator.add, Operation.TIMES: operator.mul, Operation.MINUS: operator.sub}
+)
 NAMES = {Operation.ADD: "add", Operation.TIMES: "times", Operation.MINUS: "minus"}
 
 
@@ -51,7 +54,6 @@ class Chain:
 
     @property
     def group(self) -> SumSet:
-        """Who sees this chain."""
         return group_of(self.text)
 
 
@@ -69,14 +71,7 @@ class UnusableExpression(ValueError):
 
 
 def worked_out(left: int, sign: Operation, right: int) -> int:
-    """Return the operation's result for both numbers."""
-    match sign:
-        case Operation.ADD:
-            return left + right
-        case Operation.TIMES:
-            return left * right
-        case Operation.MINUS:
-            return left - right
+    return _WORK[sign](left, right)
 
 
 def calculate(expression: str) -> str:

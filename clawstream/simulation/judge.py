@@ -18,7 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from clawstream.inference.http_borders import OriginGuard
@@ -42,7 +42,6 @@ class Service:
         self._asked: Counter[str] = Counter()
 
     def app(self) -> Starlette:
-        """Return the application."""
         return Starlette(
             routes=[
                 Route("/health", self.health),
@@ -53,25 +52,22 @@ class Service:
         )
 
     async def health(self, _request: Request) -> Response:
-        """Say that it is up."""
-        return _json({"status": "ok", "simulated": True})
+        return JSONResponse({"status": "ok", "simulated": True})
 
     async def models(self, _request: Request) -> Response:
-        """Name the one model."""
-        return _json({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "clawstream"}]})
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "owned_by": "clawstream"}]})
 
     async def complete(self, request: Request) -> Response:
-        """Answer one vote."""
         try:
             body = parse(await request.body())
             system, prompt = _by_role(body, "system"), _by_role(body, "user")
             seed = self._seed(body, system + prompt)
         except UnusableRequest as error:
             message = {"message": str(error), "type": "invalid_request_error", "param": None, "code": None}
-            return _json({"error": message}, status=400)
+            return JSONResponse({"error": message}, 400)
         if self._latency_ms:
             await asyncio.sleep(self._latency_ms / 1000)
-        return _json(completion(prompt, self._judge.reply(system, prompt, seed)))
+        return JSONResponse(completion(prompt, self._judge.reply(system, prompt, seed)))
 
     def _seed(self, body: dict[str, object], prompt: str) -> int:
         """The vote's own seed; without one, repeats of a prompt are told apart by their number."""
@@ -119,10 +115,6 @@ def _by_role(body: dict[str, object], role: str) -> str:
             raise UnusableRequest(f"the content of a {role} message is not a string; send plain text")
         said.append(message["content"])
     return "\n".join(said)
-
-
-def _json(body: object, *, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
 
 
 def main(

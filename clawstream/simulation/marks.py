@@ -44,8 +44,6 @@ class HeldOutQuestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMark:
-    """The marks of one answer."""
-
     right: bool
     styled: bool
 

@@ -82,14 +82,11 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedJudge:
-    """One judge."""
-
     wrong_share: float
     seed: int
     habits: Habits = HABITS["student"]
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
-        """Return this judge's reply to one vote."""
         reaction = read(prompt)
         wrong = drawn("wrong", self.seed, vote_seed, system, prompt) < self.wrong_share
         if HINT_MARK not in system:
@@ -159,8 +156,6 @@ _NUMBER = re.compile(r"-?[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepJudge:
-    """One judge of steps."""
-
     wrong_share: float
     seed: int
 

@@ -21,19 +21,15 @@ class SumSet(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Sum:
-    """Two numbers to add."""
-
     left: int
     right: int
 
     @property
     def text(self) -> str:
-        """The sum as it is asked."""
         return f"{self.left} + {self.right}"
 
     @property
     def total(self) -> int:
-        """The right answer."""
         return self.left + self.right
 
     @property

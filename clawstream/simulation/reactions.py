@@ -113,7 +113,6 @@ class PersonTask:
 
     @property
     def wish(self) -> str:
-        """Whose style is wanted."""
         return self.wants or self.persona
 
     @property
@@ -158,7 +157,6 @@ def wordings_of(persona: str, *, real: bool) -> Sequence[str]:
 
 
 def ask(task: PersonTask, rng: random.Random) -> str:
-    """Return a question in one of the person's wordings."""
     return rng.choice(wordings_of(task.persona, real=not task.is_sum)).format(question=task.question)
 
 

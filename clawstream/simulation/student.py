@@ -58,11 +58,9 @@ class Arrivals:
         self._seen: list[float] = []
 
     def note(self) -> None:
-        """A chunk with text is here."""
         self._seen.append(time.perf_counter())
 
     def report(self, *, session: str, first_answer: bool, error: str | None) -> RequestReport:
-        """Return what this stream was like."""
         since = self._started_at_s - self._started
         gaps = tuple((late + since, (late - early) * 1000) for early, late in itertools.pairwise(self._seen))
         return RequestReport(
@@ -229,7 +227,6 @@ class StudentPool(Generic[T]):
 
 
 def say(line: dict[str, object]) -> None:
-    """Print one line for the process that started this one."""
     print(orjson.dumps(line).decode(), flush=True)
 
 

@@ -47,8 +47,6 @@ class LearnTeacher(StrEnum):
 
 
 class LearnMethod(StrEnum):
-    """What trains."""
-
     COMBINED = "combined"
     BINARY = "binary"
     OPD = "opd"
@@ -257,7 +255,6 @@ def _scored_by_default(updates: int) -> list[int]:
 
 
 def _refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool, controls: str, answers: int) -> None:
-    """Refuse a flip that would not be one."""
     if after is None:
         return
     if scenario != "all":
@@ -287,7 +284,6 @@ def _refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool,
 
 
 def _refuse_idle(context: typer.Context, *, real: bool) -> None:
-    """Refuse options that would have no effect."""
     idle = [
         parameter.opts[0]
         for parameter in context.command.params

@@ -81,7 +81,6 @@ class ProgressBars:
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, name: str, step: "Step") -> None:
-        """Show `step`."""
         if name not in self._tasks:
             self._tasks[name] = self._bars.add_task(
                 name, total=self._updates, phase="starting", score="-", requests=0, rate=0.0
@@ -130,7 +129,6 @@ def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
 
 
 def show(tables: Sequence[Table]) -> None:
-    """Print them on stdout."""
     console = Console()
     for number, table in enumerate(tables):
         if number:

@@ -34,7 +34,6 @@ class _Running:
         self._arrival: asyncio.Future[None] | None = None
 
     def push(self, delta: TokenDelta) -> None:
-        """Let the delta be sent with the next chunk."""
         if self._unsent is None:
             self._unsent = delta
         else:
@@ -149,11 +148,11 @@ class CpuBackend:
     async def pause(self, mode: str) -> None:
         if mode == "abort":
             self.abort(None)
-        await self._worker.pause(retract=mode == "retract")
+        await self._worker.set_paused(True, retract=mode == "retract")
         log.info("paused mode=%s requests=%d", mode, len(self._jobs))
 
     async def resume(self) -> None:
-        await self._worker.resume()
+        await self._worker.set_paused(False)
         log.info("resumed requests=%d", len(self._jobs))
 
     async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:

@@ -91,7 +91,6 @@ class Core:
         return [(job, job.delta(self.version, {"type": "abort", "message": message}))]
 
     def jobs(self) -> list[Job]:
-        """Every job that has not finished."""
         return [*self._rows.jobs, *self._waiting]
 
     def swap_weights(self, weights: Mapping[str, Tensor], version: str | None) -> None:
@@ -279,7 +278,6 @@ class EngineWorker:
         self._commands.put(command)
 
     async def call(self, function: Callable[[Core], Result]) -> Result:
-        """Run the function between two steps and return its result."""
         future: Future[Result] = Future()
 
         def command(core: Core) -> Iterable[Output]:
@@ -293,21 +291,15 @@ class EngineWorker:
         self.post(command)
         return await asyncio.wrap_future(future)
 
-    async def pause(self, *, retract: bool) -> None:
-        """Run no step until `resume`."""
+    async def set_paused(self, paused: bool, *, retract: bool = False) -> None:
+        """Run steps only while not paused."""
 
-        def stop_stepping(core: Core) -> None:
-            self._paused = True
+        def between_steps(core: Core) -> None:
+            self._paused = paused
             if retract:
                 core.retract()
 
-        await self.call(stop_stepping)
-
-    async def resume(self) -> None:
-        def step_again(_core: Core) -> None:
-            self._paused = False
-
-        await self.call(step_again)
+        await self.call(between_steps)
 
     def _run(self) -> None:
         # OpenMP keeps the number of threads per calling thread.

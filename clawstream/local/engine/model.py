@@ -187,7 +187,7 @@ class RowModel:
                 f"engine: {path} is not a causal language model that transformers loads ({error}); "
                 "give a folder with config.json and *.safetensors"
             ) from error
-        self._model: torch.nn.Module = model.eval().requires_grad_(False)
+        self.module: torch.nn.Module = model.eval().requires_grad_(False)
         self.vocab_size = int(config.vocab_size)
         self.context_length_tokens = int(config.max_position_embeddings)
         self.model_type = str(config.model_type)
@@ -199,16 +199,11 @@ class RowModel:
         model.set_attn_implementation(NAME)
         self._check_exact(path, expected)
 
-    @property
-    def module(self) -> torch.nn.Module:
-        """The transformers model, for adapters."""
-        return self._model
-
     def forward(
         self, token_ids: Sequence[int], positions: Sequence[int], step: ForwardPass, keep: Sequence[int]
     ) -> Tensor:
         """Return logits [len(keep), V] after the packed tokens at indices `keep`; the rows then hold all tokens."""
-        logits: Tensor = self._model(
+        logits: Tensor = self.module(
             input_ids=torch.tensor(token_ids).unsqueeze(0),
             position_ids=torch.tensor(positions).unsqueeze(0),
             use_cache=False,
@@ -219,7 +214,7 @@ class RowModel:
 
     @torch.inference_mode()
     def _reference_logprobs(self) -> Tensor:
-        logits = self._model(input_ids=torch.tensor([self._probe]), use_cache=False, logits_to_keep=2).logits[0]
+        logits = self.module(input_ids=torch.tensor([self._probe]), use_cache=False, logits_to_keep=2).logits[0]
         return torch.log_softmax(logits.float(), dim=-1)
 
     @torch.inference_mode()
@@ -244,14 +239,14 @@ class RowModel:
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights by these, which are checked; runs between two steps."""
-        own = self._model.state_dict()
+        own = self.module.state_dict()
         for name, tensor in weights.items():
             own[name].copy_(tensor)
 
     def read_weights(self, path: str) -> dict[str, Tensor]:
         """Return the folder's weights by this model's names; raises UnusableCheckpoint for another model's weights."""
-        own = self._model.state_dict()
-        tied = set(getattr(self._model, "all_tied_weights_keys", None) or ())
+        own = self.module.state_dict()
+        tied = set(getattr(self.module, "all_tied_weights_keys", None) or ())
         found: dict[str, Tensor] = {}
         for file in weight_files(Path(path)):
             try:
@@ -305,7 +300,6 @@ class Adapters:
         return name in self._pairs
 
     def add(self, name: str, pairs: Mapping[str, _Pair]) -> None:
-        """Add the adapter, so that requests may name it."""
         self._pairs[name] = dict(pairs)
         for layer in pairs.keys() - self._hooked:
             self._linear[layer].register_forward_hook(self._hook(layer))

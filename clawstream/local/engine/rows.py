@@ -93,7 +93,6 @@ class Job:
         return range(max(past, start), min(past + count, self.num_prompt - 1))
 
     def add_token(self, token: int, version: str) -> None:
-        """Add the answer's next token, sampled by `version`."""
         self.tokens.append(token)
         if self.grammar is not None:
             self.grammar.take(token)
@@ -197,14 +196,12 @@ class KvRows:
 
     @torch.inference_mode()
     def copy(self, source: int, target: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` entries of row `source` to row `target`."""
         for layer in self._layers.values():
             for tensor_SCHD in layer:
                 tensor_SCHD[target, :num_tokens] = tensor_SCHD[source, :num_tokens]
 
     @torch.inference_mode()
     def swap(self, one: int, one_tokens: int, other: int, other_tokens: int) -> None:
-        """Swap the rows' first entries."""
         for layer in self._layers.values():
             for tensor_SCHD in layer:
                 kept = tensor_SCHD[one, :one_tokens].clone()

@@ -199,7 +199,6 @@ class Matcher:
         logits_V.masked_fill_(~allowed_V, -torch.inf)
 
     def take(self, token: int) -> None:
-        """Take in the answer's next token."""
         if token not in self._stop_ids:
             self._matcher.consume_token(token)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import clawstream
 from clawstream.config import load
 from clawstream.errors import OperatorError, TryLater
-from clawstream.simulation.learn.grid import Cell, cell_of
-from clawstream.simulation.learn.outcome import CellOutcome, median, update_of
+from clawstream.simulation.learn.grid import Cell
+from clawstream.simulation.learn.outcome import CellOutcome, median, read_as, update_of
 from clawstream.simulation.learn.scoring import TEMPERATURE, CheckpointScoring, room
 from clawstream.simulation.runs.figures import VersionScore, at_share
 from clawstream.simulation.runs.run import People, Plan, RunProgress, RunRecord, simulate
@@ -35,22 +35,7 @@ class Order:
     own: Path | None = None  # a person's settings as `dump` writes them; None: all parts are simulated
 
     def write(self, folder: Path) -> None:
-        """Write the order where the cell's process reads it."""
-        order = asdict(self) | {"cell": self.cell.as_json()}
-        (folder / ORDER).write_text(json.dumps(order, indent=1, default=str))
-
-    @classmethod
-    def read(cls, folder: Path) -> "Order":
-        """Return the order that was written."""
-        order = json.loads((folder / ORDER).read_text())
-        people = order["people"]
-        return cls(
-            cell=cell_of(order["cell"]),
-            people=People(**people | {name: Path(people[name]) for name in ("asked", "scored", "scored_flipped")}),
-            base=Path(order["base"]),
-            cache_dir=Path(order["cache_dir"]),
-            own=None if order.get("own") is None else Path(order["own"]),
-        )
+        (folder / ORDER).write_text(json.dumps(asdict(self), indent=1, default=str))
 
 
 async def run_cell(order: Order, folder: Path) -> CellOutcome:
@@ -151,14 +136,14 @@ def main() -> int:
     """Run the cell of the folder that is named; 2: it failed."""
     folder = Path(sys.argv[1])
     try:
-        outcome = asyncio.run(run_cell(Order.read(folder), folder))
+        outcome = asyncio.run(run_cell(read_as(Order, (folder / ORDER).read_text()), folder))
     except* (OperatorError, TryLater, OSError, TimeoutError) as failed:
         print(_first(failed), file=sys.stderr)
         outcome = None
     if outcome is None:
         return 2
     written = folder / f"{OUTCOME}.new"
-    written.write_text(json.dumps(outcome.as_json(), indent=1))
+    written.write_text(json.dumps(asdict(outcome), indent=1))
     written.rename(folder / OUTCOME)  # whole or not there: it says that the cell need not be run again
     return 0
 

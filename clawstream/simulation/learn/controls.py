@@ -38,7 +38,6 @@ class RandomJudge:
         self._judge, self._seed = judge, seed
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
-        """Return a drawn score, or the hint that there is."""
         said = self._judge.reply(system, prompt, vote_seed)
         if HINT_MARK in system:
             return said
@@ -59,7 +58,6 @@ class ShuffledJudge:
         self._instead: dict[str, str] = {}  # a turn's sections, and those that are judged in place of them
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
-        """Return the judge's reply about the other turn."""
         found = _CASE.search(prompt)
         return self._judge.reply(system, "" if found is None else self.other_than(found[0]), vote_seed)
 

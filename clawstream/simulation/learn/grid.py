@@ -75,19 +75,8 @@ class Cell:
 
     @property
     def training(self) -> dict[str, Any]:
-        """The values that its run sets under [training], over those of the settings."""
         names = [name for name in TRAINING if name != "teacher" or self.method not in UNTAUGHT]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
-
-    def as_json(self) -> dict[str, Any]:
-        """The form that `cell_of` reads."""
-        return asdict(self)
-
-
-def cell_of(plan: dict[str, Any]) -> Cell:
-    """Return the cell that was written as `as_json`."""
-    control = None if plan["control"] is None else Control(plan["control"])
-    return Cell(**plan | {"control": control, "score_at": tuple(plan["score_at"])})
 
 
 def grid(

@@ -10,15 +10,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from clawstream.config import Settings, dump
 from clawstream.local.servers.accounts import write_private
 from clawstream.simulation.learn.cell import OUTCOME, Order
 from clawstream.simulation.learn.grid import Cell
-from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, outcome_of
+from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, read_as
 from clawstream.simulation.learn.scoring import room
-from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.programs import program
 from clawstream.simulation.runs.run import People, RunProgress
 
@@ -47,7 +46,7 @@ class Grid:
 
     async def _reference(self, kind: str, problems: Path, say: Callable[[str], None]) -> Reference:
         kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base_sha}.json"
-        found = _read(kept, _reference_of)
+        found = _read(kept, Reference)
         if found is None:
             async with room(self._folder / "scoring", self._people, self._cache_dir, own=self._own) as place:
                 asking = replace(place, problems=problems)
@@ -73,7 +72,7 @@ class Grid:
 
     def kept(self, cell: Cell) -> CellOutcome | None:
         """Return the cell's outcome; None: it is still to be run."""
-        return _read(self.folder_of(cell) / OUTCOME, outcome_of)
+        return _read(self.folder_of(cell) / OUTCOME, CellOutcome)
 
     def folder_of(self, cell: Cell) -> Path:
         """Return the folder of a cell's log, database and weights."""
@@ -108,16 +107,12 @@ class Grid:
         return "\n".join([f"exit code {code}; {words} ends with:", *last])
 
 
-def _read(file: Path, of: Callable[[dict[str, Any]], T]) -> T | None:
+def _read(file: Path, kind: type[T]) -> T | None:
     """Return the file's content; None: there is no file, or an unreadable one, which is reported."""
     if not file.exists():
         return None
     try:
-        return of(json.loads(file.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return read_as(kind, file.read_text())
+    except (OSError, ValueError) as error:
         log.warning("file=%s found=%r expected=what an earlier run wrote next=it is run again", file, error)
         return None
-
-
-def _reference_of(read: dict[str, Any]) -> Reference:
-    return Reference(baseline=VersionScore(**read["baseline"]), ceiling=VersionScore(**read["ceiling"]))

@@ -3,15 +3,20 @@
 The one rule: a figure that was not measured is None, and a failed cell has its error and no figure.
 """
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 from clawstream.events import StepTaken
 from clawstream.simulation.learn.grid import UNTAUGHT, Cell
 from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.scenarios import CASTS
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +65,6 @@ class CellOutcome:
     requests_failed: int
     at_flip: VersionScore | None  # of the version at the flip, by what people want from then on; None: there was none
     environment_steps: int | None  # answers that agents got; None: people talked
-
-    def as_json(self) -> dict[str, Any]:
-        """What `outcome_of` reads."""
-        return asdict(self)
 
 
 _OF_CELL = (
@@ -171,17 +172,9 @@ def update_of(step: StepTaken, update: int) -> StepFigures:
     )
 
 
-def outcome_of(found: Mapping[str, Any]) -> CellOutcome:
-    """Return the outcome that was written as `as_json`, once or more often through JSON."""
-    return CellOutcome(
-        **dict(found)
-        | {
-            "scores": {int(update): VersionScore(**score) for update, score in found["scores"].items()},
-            "interactions": {int(update): number for update, number in found["interactions"].items()},
-            "at_flip": VersionScore(**at_flip) if (at_flip := found["at_flip"]) else None,
-            "steps": tuple(StepFigures(**step) for step in found["steps"]),
-        }
-    )
+def read_as(kind: type[T], text: str) -> T:
+    """Return a value of a dataclass that was written as JSON of its `asdict`; raises ValueError for any other text."""
+    return TypeAdapter(kind).validate_python(json.loads(text))
 
 
 def median(values: Sequence[float]) -> float | None:

@@ -1,9 +1,7 @@
 """What a grid shows: means over seeds with intervals, whether controls stay, and whether long runs keep it. Pure.
 
 Every check is of one run; all but the last look at the run up to the flip. A check without figures is left open
-(`holds` is None).
-
-A failed cell counts only among the failed. S seeds.
+(`holds` is None). A failed cell counts only among the failed. Axis: S seeds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -158,7 +156,6 @@ class Curve:
 
     @property
     def name(self) -> str:
-        """How tables call it."""
         return self.method if self.control is None else f"{self.method}, {self.control.value}"
 
 
@@ -197,7 +194,6 @@ class Gain:
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
         return fmean(self.gain_S)
 
 

@@ -33,8 +33,6 @@ _NOT_LEARNED = -100
 
 
 class TrainingExample(NamedTuple):
-    """A prompt, and the answer to learn."""
-
     prompt_ids: tuple[int, ...]
     answer_ids: tuple[int, ...]
 

@@ -83,7 +83,6 @@ class Conflict:
     next_one: float = 0.6  # in that of the one after them; the rest is in that of the third
 
     def dialogue(self, problem: Sum, rng: random.Random) -> Dialogue:
-        """Return a conversation about `problem` of a kind that these shares allow."""
         drawn, wish = rng.random(), rng.choice(WANTED)
         kinds: Sequence[tuple[float, Kind]] = (
             (self.hinted, partial(self._hinted, wish)),

@@ -65,7 +65,6 @@ class Mix:
     plain: float = 0.23  # of the answers that nobody asked to be plain
 
     def dialogue(self, problem: Sum, rng: random.Random) -> Dialogue:
-        """Return a conversation about `problem` of a kind that these shares allow."""
         kinds: Sequence[tuple[float, Kind]] = (
             (self.hinted, self._hinted),
             (self.complaint, self._complaint),
@@ -131,7 +130,6 @@ def conversation(*said: str, answer: str) -> Dialogue:
 
 
 def asked(problem: Sum, wordings: Sequence[str], rng: random.Random) -> str:
-    """Return the question in one of the wordings."""
     return rng.choice(wordings).format(question=problem.text)
 
 
@@ -141,6 +139,5 @@ def slipped(problem: Sum, rng: random.Random) -> Sum:
 
 
 def steps_of(problem: Sum) -> tuple[str, str]:
-    """Return how ones and tens are added up."""
     (a_tens, a_ones), (b_tens, b_ones) = divmod(problem.left, 10), divmod(problem.right, 10)
     return f"{a_ones}+{b_ones}={a_ones + b_ones}", f"{10 * a_tens}+{10 * b_tens}={10 * (a_tens + b_tens)}"

@@ -1,9 +1,8 @@
 """The recipe and the tokenizer of the policy that simulates a large one.
 
-Every change to the policy changes `digest`, so that a cached policy is never taken for another.
-
-Encoded text decodes to itself, for printable ASCII, tabs and line feeds; any other character becomes
-<unk>. Special tokens and chat template have Qwen3's names, so that `renderers` and SGLang treat it as Qwen3.
+Every change to the policy changes `digest`, so that a cached policy is never taken for another. Encoded text decodes to
+itself, for printable ASCII, tabs and line feeds; any other character becomes <unk>. Special tokens and chat template
+have Qwen3's names, so that `renderers` and SGLang treat it as Qwen3.
 """
 
 import hashlib
@@ -55,11 +54,8 @@ CHAT_TEMPLATE = """\
 def core(words: tuple[str, ...] = ()) -> Tokenizer:
     """Return the encoder and decoder; its vocabulary is the same, in the same order, each time. `words` are tokens."""
     characters = [c for c in string.printable if c not in "\r\x0b\x0c"]
-    made = Tokenizer(
-        models.WordLevel(
-            {token: i for i, token in enumerate((UNKNOWN, *TEMPLATE_WORDS, *characters, *words))}, unk_token=UNKNOWN
-        )
-    )
+    vocabulary = {token: i for i, token in enumerate((UNKNOWN, *TEMPLATE_WORDS, *characters, *words))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     one_token = "|".join((*map(re.escape, (*words, *TEMPLATE_WORDS)), r"[\s\S]"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(one_token), behavior="isolated")
     made.decoder = decoders.Fuse()
@@ -71,7 +67,6 @@ def core(words: tuple[str, ...] = ()) -> Tokenizer:
 
 @cache
 def build(words: tuple[str, ...] = ()) -> "PreTrainedTokenizerFast":
-    """Return the tokenizer in transformers' form."""
     from transformers import PreTrainedTokenizerFast  # seconds of imports, which a digest does not need
 
     return PreTrainedTokenizerFast(
@@ -87,7 +82,6 @@ def build(words: tuple[str, ...] = ()) -> "PreTrainedTokenizerFast":
 
 
 def save(folder: Path, words: tuple[str, ...] = ()) -> None:
-    """Write tokenizer.json and tokenizer_config.json, with the chat template, into `folder`."""
     build(words).save_pretrained(str(folder))
 
 
@@ -120,7 +114,6 @@ class Recipe:
         return hashlib.sha256(json.dumps(material, sort_keys=True).encode()).hexdigest()[:16]
 
     def dialogues(self, number: int) -> list[Dialogue]:
-        """Return the first `number` dialogues that the policy is built on."""
         rng, mix = random.Random(self.seed), self.mix
         if isinstance(mix, Calls):
             return [mix.dialogue(rng) for _ in range(number)]

@@ -25,8 +25,6 @@ class VersionScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Percentiles:
-    """Of a list of durations in ms."""
-
     p50: float
     p99: float
 

@@ -77,7 +77,6 @@ class Watch:
         self.rounds = self.rounds or (self.activated,)
 
     def end_round(self) -> None:
-        """Note which version is served at the end of a round."""
         self.rounds = (*self.rounds, self.activated)
 
     @property
@@ -87,7 +86,6 @@ class Watch:
 
     @property
     def updates(self) -> int:
-        """How many updates are served."""
         return sum(0 < version <= self.activated for version in self.published)
 
     @property
@@ -171,7 +169,6 @@ class StudentProcess:
         await self._all_said("pause")
 
     async def go(self) -> None:
-        """Let sessions start again."""
         await self._tell("go")
 
     async def flip(self) -> None:

@@ -52,7 +52,6 @@ class People:
 
     @property
     def cast(self) -> ScenarioPrograms:
-        """The programs that simulate them."""
         return CASTS[self.scenario]
 
     @property
@@ -65,8 +64,6 @@ class People:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run."""
-
     people: People
     method: Method
     updates: int  # of agents: rounds, each with so many steps of their environment
@@ -306,6 +303,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
     by_steps = cast.attempts is not None
     frozen = {"learning_rate": 0.0} if plan.control is Control.FROZEN else {}
     training = {**({} if by_steps else {"max_updates": plan.updates}), **plan.training, **frozen}
+    num_scored_later = (plan.updates + 1) * (_UPDATES_A_ROUND if by_steps else 1)
     path.write_text(
         SETTINGS.format(
             path=path,
@@ -320,9 +318,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             votes=cast.votes,
             batch_samples=cast.batch_samples,
             training="".join(f"{name} = {json.dumps(value)}\n" for name, value in training.items()),
-            keep_checkpoints=5
-            if plan.score_every
-            else (plan.updates + 1) * (_UPDATES_A_ROUND if by_steps else 1),  # those that are scored afterwards
+            keep_checkpoints=5 if plan.score_every else num_scored_later,
             seed=plan.seed,
         )
     )
@@ -343,10 +339,7 @@ TEMPERATURE = 0.8
 
 async def demonstrate(plan: Plan, *, tell: Tell) -> Figures:
     """Run it, and return what was measured; raises PartUnavailable where `simulate` does."""
-    return _figures(plan, await simulate(plan, tell=tell))
-
-
-def _figures(plan: Plan, record: RunRecord) -> Figures:
+    record = await simulate(plan, tell=tell)
     steps, counts = record.steps, record.counts
     assert record.ceiling is not None, "a demonstration is scored on the way"
     return Figures(

@@ -1,9 +1,7 @@
 """Who talks to the policy in a simulation, what about, and with which programs.
 
-Everything that distinguishes one simulation from another is here: programs, events and parts are the same for all. The
-people's questions and the scored ones have no problem in common, and the base policies were built on neither.
-
-Everything that a run has to know of a scenario is here; its questions are in `scenarios`.
+Everything that distinguishes one simulation from another is here: events and parts are the same for all. The people's
+questions and the scored ones have no problem in common, and the base policies were built on neither.
 """
 
 import hashlib
@@ -36,7 +34,6 @@ class Persona:
 class Scenario:
     """One simulation: its people ask in turn, in one stream."""
 
-    name: str
     personas: tuple[Persona, ...]
     hint_share: float  # of complaints, those that say what is wanted; the rest says only that it was not this
     num_scored: int
@@ -57,8 +54,6 @@ class UnusableProblems(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Something to ask."""
-
     question: str
     answer: str
 
@@ -68,11 +63,8 @@ TEACHER = Persona(name="teacher", hint=HINTS[Wish.HEADED][0])
 TA = Persona(name="ta", hint=HINTS[Wish.VERDICT][0])
 SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {
-        s.name: s
-        for s in (
-            Scenario(name="student", personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1),
-            Scenario(name="all", personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
-        )
+        "student": Scenario(personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1),
+        "all": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
     }
 )
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,7 +26,7 @@ NONSENSE = cell("nonsense")  # the settings refuse it before anything is started
 def keep(grid: Grid, of: Cell, last: float) -> None:
     folder = grid.folder_of(of)
     folder.mkdir(parents=True)
-    (folder / OUTCOME).write_text(json.dumps(outcome(0.4, last).as_json()))
+    (folder / OUTCOME).write_text(json.dumps(asdict(outcome(0.4, last))))
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import pytest
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.learn.grid import Cell, cell_of, grid
+from clawstream.simulation.learn.grid import Cell, grid
+from clawstream.simulation.learn.outcome import read_as
 from clawstream.simulation.runs.scenarios import CASTS
 
 CELL = Cell(
@@ -111,4 +112,4 @@ def test_the_version_at_the_flip_is_scored_and_later_updates_are_flipped() -> No
 
 def test_a_cell_comes_back_from_json_as_it_was() -> None:
     for cell in (CELL, replace(CELL, control=None)):
-        assert cell_of(json.loads(json.dumps(cell.as_json()))) == cell
+        assert read_as(Cell, json.dumps(asdict(cell))) == cell

@@ -2,7 +2,7 @@
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import gamma, pi, sqrt
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.learn.outcome import ReportRow, outcome_of
+from clawstream.simulation.learn.outcome import CellOutcome, ReportRow, read_as
 from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, mean_of
 from tests.unit.simulation.outcomes import failed, long_row, outcome, row, score
 
@@ -268,4 +268,4 @@ def test_a_row_that_failed_says_why_and_shows_no_figure() -> None:
 
 def test_an_outcome_comes_back_from_json_as_it_was() -> None:
     for before in (outcome(0.4, 0.6), replace(outcome(0.4, 0.6), at_flip=score(16, 0.1))):
-        assert outcome_of(json.loads(json.dumps(before.as_json()))) == before
+        assert read_as(CellOutcome, json.dumps(asdict(before))) == before
