@@ -6,7 +6,6 @@ stand in no log that anybody learns from.
 
 import asyncio
 import contextlib
-import json
 import sys
 import time
 import uuid
@@ -15,9 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
-from pydantic import SecretStr
 
-from clawstream.config import KafkaSettings, Settings, dump, inherited_environment, load
+from clawstream.config import (
+    EngineSettings,
+    GatewaySettings,
+    KafkaSettings,
+    PolicySettings,
+    Settings,
+    dump,
+    inherited_environment,
+)
 from clawstream.events import PolicyActivated
 from clawstream.inference.engine import adapter_name
 from clawstream.inference.model_folder import ADAPTER_CONFIG
@@ -35,21 +41,6 @@ from clawstream.stream.kafka.connect import connected, security_of
 
 SEED = 0  # of the sampling: the same for all that are compared
 TEMPERATURE = 1.0
-
-_SETTINGS = """environment = false
-data_dir = {folder}
-[kafka]
-{kafka}[engine]
-model_path = {model}
-urls = ["{engine}"]
-[gateway]
-port = {port}
-[policy]
-id = "{policy_id}"
-served_model = "policy"
-renderer = "qwen3"
-enable_thinking = false
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,18 +106,16 @@ class CheckpointScoring:
             await log.append([loaded])
 
     def _config(self, checkpoint: Path, engine: str, port: int, policy_id: str) -> Path:
-        text = _SETTINGS.format(
-            folder=_quoted(self.folder),
-            kafka=_lines(self.kafka),
-            model=_quoted(checkpoint),
-            engine=engine,
-            port=port,
-            policy_id=policy_id,
+        settings = Settings(
+            environment=False,
+            data_dir=self.folder.absolute(),
+            kafka=self.kafka,
+            engine=EngineSettings(model_path=str(checkpoint.absolute()), urls=(engine,)),
+            gateway=GatewaySettings(port=port),
+            policy=PolicySettings(id=policy_id, served_model="policy", renderer="qwen3", enable_thinking=False),
         )
-        written = self.folder / "scoring.toml"
-        write_private(written, text)
         config = self.folder / "settings.json"
-        write_private(config, dump(load(written) if self.own is None else blended(written, self.own)))
+        write_private(config, dump(settings if self.own is None else blended(settings, self.own)))
         return config
 
 
@@ -156,16 +145,3 @@ def _gateway(config: Path, http: aiohttp.ClientSession, port: int) -> Part:
         command=(sys.executable, "-m", "clawstream", "--config", str(config), "gateway"),
         missing=answers(http, f"http://{HOST}:{port}/readyz"),
     )
-
-
-def _lines(kafka: KafkaSettings) -> str:
-    """Return what is set of them, in TOML."""
-    plain = {
-        name: value.get_secret_value() if isinstance(value, SecretStr) else value
-        for name, value in kafka.model_dump(exclude_unset=True).items()
-    }
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in plain.items())
-
-
-def _quoted(path: Path) -> str:
-    return f"'{path.absolute()}'"

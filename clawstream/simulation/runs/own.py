@@ -9,12 +9,11 @@ import contextlib
 import hashlib
 import json
 import logging
-import tomllib
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings, load
+from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings
 from clawstream.errors import TryLater
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine, engine_session
@@ -26,17 +25,16 @@ BASE_VERSION = "0"
 S = TypeVar("S", bound=Section)
 
 
-def blended(file: Path, own: Settings) -> Settings:
-    """Return the settings of a run's file, with a person's own parts for what it leaves open; nothing is validated."""
-    run, said = load(file), tomllib.loads(file.read_text())
+def blended(run: Settings, own: Settings) -> Settings:
+    """Return the settings of a run, with a person's own parts for what it leaves open; nothing is validated."""
     idle, _ = IDLE.get(run.training.method, ((), ""))  # with one of several methods; another may need them
     training = own.training.model_copy(update={name: TrainingSettings.model_fields[name].default for name in idle})
     return run.model_copy(
         update={
-            "policy": _over(own.policy, run.policy, said["policy"].keys() - {"renderer", "enable_thinking"}),
-            "engine": _over(own.engine, run.engine, said["engine"]),
+            "policy": _over(own.policy, run.policy, run.policy.model_fields_set - {"renderer", "enable_thinking"}),
+            "engine": _over(own.engine, run.engine, run.engine.model_fields_set),
             "judge": run.judge if own.judge.url is None else own.judge,
-            "training": _over(training, run.training, said.get("training", {})),
+            "training": _over(training, run.training, run.training.model_fields_set),
         }
     )
 

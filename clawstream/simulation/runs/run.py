@@ -322,10 +322,11 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             seed=plan.seed,
         )
     )
+    run = load(path)
     if plan.own is None:
-        return load(path)
+        return run
     whole = plan.folder / "own.json"
-    write_private(whole, dump(blended(path, plan.own)))
+    write_private(whole, dump(blended(run, plan.own)))
     return load(whole)
 
 
