@@ -5,6 +5,8 @@ No test is skipped for want of a server: where there is none of the three, the w
 
 import gc
 import os
+import socket
+import struct
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,7 +19,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from sqlalchemy.engine import make_url
 
 from clawstream.errors import PartUnavailable
-from clawstream.local.servers.kafka import EmbeddedKafka, answers, listeners, server_properties
+from clawstream.local.servers.kafka import EmbeddedKafka, listeners, server_properties
 from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.server_process import reserved
 
@@ -153,3 +155,22 @@ def _wait_for_broker(bootstrap: str, *, within_s: float, of: str) -> None:
                 returncode=2,
             )
         time.sleep(0.1)
+
+
+_CORRELATION = 0x636C6177  # comes back in the reply; a server other than a broker does not send it
+
+
+def answers(bootstrap: str, *, timeout_s: float = 2.0) -> bool:
+    """Whether the broker at host:port answers a metadata request with at least one broker that takes requests."""
+    host, _, port = bootstrap.rpartition(":")
+    request = struct.pack(">hhihi", 3, 0, _CORRELATION, -1, 0)  # Metadata, version 0, no client id, all topics
+    try:
+        with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            reply = connection.makefile("rb").read(12)
+    except OSError:
+        return False
+    if len(reply) < 12:
+        return False
+    _size, correlation, num_brokers = struct.unpack(">iii", reply)
+    return bool(correlation == _CORRELATION and num_brokers >= 1)

@@ -14,18 +14,7 @@ import typer
 from rich.console import Console
 
 from clawstream import __version__
-from clawstream.cli import (
-    audit,
-    dlq,
-    keys,
-    openclaw,
-    policy,
-    replay,
-    stages,
-    status,
-    topics,
-    up,
-)
+from clawstream.cli import audit, dlq, keys, openclaw, policy, replay, stages, status, topics, up
 from clawstream.cli.learning import demo, learn
 from clawstream.cli.process import Context, harmless
 from clawstream.errors import OperatorError, TryLater
@@ -38,20 +27,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up", rich_help_panel="Run")(up.up)
-app.command("launch", rich_help_panel="Run")(up.launch)
-app.command("demo", rich_help_panel="Run")(demo.demo)
-app.command("learn", rich_help_panel="Run")(learn.learn)
-app.command("status", rich_help_panel="Look")(status.status)
-status.register(app)
-topics.register(app)
-dlq.register(app)
-keys.register(app)
-policy.register(app)
-openclaw.register(app)
-replay.register(app)
-stages.register(app)
-audit.register(app)
+for panel, groups, commands in (
+    ("Run", (replay.replay,), (up.up, up.launch, demo.demo, learn.learn)),
+    ("Look", (dlq.dlq, policy.policy, audit.audit), status.COMMANDS),
+    ("Prepare", (topics.topics, topics.db, keys.keys, openclaw.openclaw, audit.projection), (topics.config,)),
+    ("One stage a process", (), stages.COMMANDS),
+):
+    for group in groups:
+        app.add_typer(group, rich_help_panel=panel)
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 
 def _version(wanted: bool) -> None:

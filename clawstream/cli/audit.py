@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from clawstream.cli.process import Context, broker, database, leave_what_is_loaded, log_to_stderr
+from clawstream.cli.process import AsJson, Context, broker, database, leave_what_is_loaded, log_to_stderr
 from clawstream.errors import OperatorError
 from clawstream.layout import show
 
@@ -25,26 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-audit = typer.Typer(help="Whether the database says what the log says.", no_args_is_help=True)
-projection = typer.Typer(help="The database's tables as a whole.", no_args_is_help=True)
+audit = typer.Typer(name="audit", help="Whether the database says what the log says.", no_args_is_help=True)
+projection = typer.Typer(name="projection", help="The database's tables as a whole.", no_args_is_help=True)
 _STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups")  # whose places the broker keeps
-_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(audit, name="audit", rich_help_panel="Look")
-    app.add_typer(projection, name="projection", rich_help_panel="Prepare")
-
-
-@audit.callback()
-def _audit() -> None:
-    """Whether the database says what the log says."""
-
-
-@projection.callback()
-def _projection() -> None:
-    """The database's tables as a whole."""
 
 
 @audit.command()
@@ -52,7 +35,7 @@ def verify(
     context: typer.Context,
     sample: Annotated[int | None, typer.Option(min=1, help="Compare the rows of so many sessions only.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the sample; if unsaid, any.")] = None,
-    as_json: _JSON = False,
+    as_json: AsJson = False,
 ) -> None:
     """Read the log again up to where the database has read it; compare the hash chain and every row, both ways.
 
@@ -85,7 +68,7 @@ def rebuild(
     trust_log: Annotated[
         bool, typer.Option("--trust-log", help="Go on where the log contradicts the books; the old tables are kept.")
     ] = False,
-    as_json: _JSON = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make every table anew of the log beside those that are read, then let them change places.
 
@@ -132,16 +115,15 @@ def rebuild(
 
 def _with_both(context: typer.Context, client_id: str, work: "Callable[[str, KafkaLog, Tell], Awaitable[T]]") -> T:
     """Do `work` on the database and the log, its progress on stderr."""
-    assert isinstance(context.obj, Context)
-    settings = context.obj.settings()
+    settings = Context.of(context).settings()
     log_to_stderr(client_id, level=30)
     from clawstream.stream.kafka.connect import connected
 
-    with database(settings) as url, broker(settings) as kafka, _progress() as tell:
+    with database(settings) as url, broker(settings) as found, _progress() as tell:
 
         async def main() -> T:
             await leave_what_is_loaded(url)
-            async with connected(kafka, client_id=client_id) as log:
+            async with connected(found.kafka, client_id=client_id) as log:
                 return await work(url, log, tell)
 
         return asyncio.run(main())

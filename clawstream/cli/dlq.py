@@ -1,9 +1,8 @@
 """`clawstream dlq`: records that no stage could use, why, and what is to become of them."""
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -11,23 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from clawstream import layout
-from clawstream.cli.process import Context, broker, log_to_stderr
+from clawstream.cli.process import AsJson, Context, ask_log, log_to_stderr
 
 if TYPE_CHECKING:
-    from clawstream.stream.dead_letters import DeadLetter, Fate
+    from clawstream.stream.dead_letters import Fate
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
 
-dlq = typer.Typer(help="Records that a stage set aside, and what becomes of them.", no_args_is_help=True)
-_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
+dlq = typer.Typer(name="dlq", help="Records that a stage set aside, and what becomes of them.", no_args_is_help=True)
 _ID = Annotated[str, typer.Argument(help="stage/topic/partition/offset, as `list` prints it.", metavar="LETTER")]
 _STAGE = Annotated[str | None, typer.Option(help="Only this stage's.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(dlq, name="dlq", rich_help_panel="Look")
 
 
 @dlq.command("list")
@@ -35,7 +28,7 @@ def list_letters(
     context: typer.Context,
     stage: _STAGE = None,
     every: Annotated[bool, typer.Option("--all", help="Also those that are done with.")] = False,
-    as_json: _JSON = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what is set aside, the oldest first."""
     from clawstream.stream.rulings import dead_letters, plain
@@ -48,12 +41,12 @@ def list_letters(
     columns = {"letter": "letter", "key": "session", "reason": "reason", "fate": "fate"}
     table = Table(*columns.values())
     for row in map(plain, wanted):
-        table.add_row(*(Text(_said(row[column])) for column in columns))
+        table.add_row(*(Text(_text(row[column])) for column in columns))
     layout.show(Console(), table)
 
 
 @dlq.command()
-def show(context: typer.Context, letter: _ID, as_json: _JSON = False) -> None:
+def show(context: typer.Context, letter: _ID, as_json: AsJson = False) -> None:
     """Show one record: what is known of it, its headers, and its bytes as far as they can be read."""
     from clawstream.stream.rulings import shown
 
@@ -62,7 +55,7 @@ def show(context: typer.Context, letter: _ID, as_json: _JSON = False) -> None:
         typer.echo(json.dumps(found))
         return
     for name, value in found.items():
-        typer.echo(f"{name}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else _said(value)}")
+        typer.echo(f"{name}: {json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else _text(value)}")
 
 
 @dlq.command()
@@ -70,7 +63,7 @@ def replay(
     context: typer.Context,
     letter: Annotated[str | None, typer.Argument(help="As `list` prints it; none: all of --stage.")] = None,
     stage: _STAGE = None,
-    as_json: _JSON = False,
+    as_json: AsJson = False,
 ) -> None:
     """Have the stage use the record where it stood, then what waits behind it, in order."""
     from clawstream.stream.dead_letters import Fate
@@ -83,7 +76,7 @@ def discard(
     context: typer.Context,
     letter: _ID,
     reason: Annotated[str, typer.Option(prompt=True, help="Why it may be left out; it stands in the queue.")],
-    as_json: _JSON = False,
+    as_json: AsJson = False,
 ) -> None:
     """Leave the record out for good; what waits behind it is used, in order."""
     from clawstream.stream.dead_letters import Fate
@@ -91,7 +84,7 @@ def discard(
     _ruled(context, letter, None, Fate.DISCARD, reason, as_json)
 
 
-def _said(value: object) -> str:
+def _text(value: object) -> str:
     return "-" if value is None else str(value)
 
 
@@ -100,10 +93,7 @@ def _ruled(
 ) -> None:
     from clawstream.stream.rulings import plain, rule
 
-    async def main(log: "KafkaLog") -> "list[DeadLetter]":
-        return await rule(log, fate, dead_letter=letter, stage=stage, because=because)
-
-    found = _with_log(context, main)
+    found = _with_log(context, lambda log: rule(log, fate, dead_letter=letter, stage=stage, because=because))
     if as_json:
         typer.echo(json.dumps([plain(one) for one in found]))
     names = ", ".join(sorted({one.id.group for one in found}))
@@ -114,14 +104,5 @@ def _ruled(
 
 
 def _with_log(context: typer.Context, main: "Callable[[KafkaLog], Awaitable[T]]") -> T:
-    from clawstream.stream.kafka.connect import connected
-
-    assert isinstance(context.obj, Context)
-
-    async def connected_main(kafka: Any) -> T:
-        async with connected(kafka, client_id="dlq") as log:
-            return await main(log)
-
     log_to_stderr("dlq", level=30)
-    with broker(context.obj.settings()) as kafka:
-        return asyncio.run(connected_main(kafka))
+    return ask_log(Context.of(context).settings(), "dlq", main)

@@ -3,23 +3,19 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import Context
+from clawstream.cli.process import AsJson, Context
 
-keys = typer.Typer(help="The keys by which clients ask the gateway, each with a name.", no_args_is_help=True)
+keys = typer.Typer(
+    name="keys", help="The keys by which clients ask the gateway, each with a name.", no_args_is_help=True
+)
 _YES = Annotated[bool, typer.Option("--yes", help="Don't ask on a terminal.")]
-_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(keys, name="keys", rich_help_panel="Prepare")
 
 
 @keys.command()
@@ -29,7 +25,7 @@ def add(
     max_concurrent: Annotated[int | None, typer.Option(min=1, help="Requests in flight.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
     yes: _YES = False,
-    as_json: _JSON = False,
+    as_json: AsJson = False,
 ) -> None:
     """Make a key and print it, this once; a running gateway knows it within 2 s.
 
@@ -54,23 +50,20 @@ def add(
 
 
 @keys.command("list")
-def list_keys(context: typer.Context, as_json: _JSON = False) -> None:
+def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     """Show the keys there are and were."""
     from clawstream.gateway.access.key_file import read_keys
-    from clawstream.gateway.access.keys import Key
 
-    found = read_keys(_file(context)).keys
-
-    def plain(key: Key) -> dict[str, Any]:
-        return {
+    rows = [
+        {
             "name": key.name,
             "created_at": key.created_at,
             "revoked_at": key.revoked_at,
             "max_concurrent": key.allowance.max_concurrent,
             "requests_per_minute": key.allowance.requests_per_minute,
         }
-
-    rows = [plain(key) for key in found]
+        for key in read_keys(_file(context)).keys
+    ]
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -82,7 +75,7 @@ def list_keys(context: typer.Context, as_json: _JSON = False) -> None:
 
 @keys.command()
 def revoke(
-    context: typer.Context, name: Annotated[str, typer.Argument()], yes: _YES = False, as_json: _JSON = False
+    context: typer.Context, name: Annotated[str, typer.Argument()], yes: _YES = False, as_json: AsJson = False
 ) -> None:
     """Let a key open nothing any more; a running gateway knows it within 2 s."""
     from clawstream.gateway.access.key_file import read_keys, revoke_key
@@ -121,10 +114,8 @@ def _say_before(words: str, *, yes: bool) -> None:
 
 
 def _has_default(context: typer.Context) -> bool:
-    assert isinstance(context.obj, Context)
-    return context.obj.settings().gateway.api_key is not None
+    return Context.of(context).settings().gateway.api_key is not None
 
 
 def _file(context: typer.Context) -> Path:
-    assert isinstance(context.obj, Context)
-    return context.obj.settings().keys_file
+    return Context.of(context).settings().keys_file

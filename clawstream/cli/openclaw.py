@@ -24,15 +24,10 @@ if TYPE_CHECKING:
     from clawstream.cli.openclaw_config import Provider
     from clawstream.config import Settings
 
-openclaw = typer.Typer(help="Let OpenClaw on this machine talk to the gateway.", no_args_is_help=True)
+openclaw = typer.Typer(name="openclaw", help="Let OpenClaw on this machine talk to the gateway.", no_args_is_help=True)
 _ANSWERS_WITHIN_S = 5.0
 _DEFAULT_CONTEXT_TOKENS = 32_768  # where the gateway does not answer; its next connect says better
 _NO_KEY = "none"  # a gateway without keys looks at none, and OpenClaw wants one
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(openclaw, name="openclaw", rich_help_panel="Prepare")
 
 
 @openclaw.command()
@@ -44,10 +39,9 @@ def connect(
     key: Annotated[str | None, typer.Option(help="Of `clawstream keys add`; none: as in the settings.")] = None,
 ) -> None:
     """Show the change to openclaw.json that makes the gateway's model the primary one; with --write, make it."""
-    assert isinstance(context.obj, Context)
     from clawstream.cli import openclaw_config as config
 
-    gateway = _provider(context.obj.settings(), name=provider, url=url, key=key)
+    gateway = _provider(Context.of(context).settings(), name=provider, url=url, key=key)
     file = _OpenClawFile.found()
     before = file.connection()
     base = file.text if before is None else config.disconnect(before.first_text or "", before.written_text, file.text)

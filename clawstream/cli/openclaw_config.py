@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import unified_diff
 from typing import Any
 
@@ -66,29 +66,15 @@ def put(text: str, keys: Sequence[str], value: Any) -> str:
     return text[: node.start] + _written(value, _indent(text, node.start)) + text[node.end :]
 
 
-def put_text(text: str, keys: Sequence[str], value: str) -> str:
-    """Return `text` with a value, as it is written, in place of the one at `keys`."""
-    node = _at(_root(text), keys)
-    assert node is not None
-    return text[: node.start] + value + text[node.end :]
-
-
 def taken_out(text: str, keys: Sequence[str]) -> str:
     """Return `text` without the member at `keys`, however often it stands there."""
-    while True:
-        above = _at(_root(text), keys[:-1])
-        member = None if above is None else _member(above, keys[-1])
-        if above is None or above.members is None or member is None:
-            return text
-        text = _without(text, above, above.members, member)
+    while (above := _at(_root(text), keys[:-1])) is not None and (member := _member(above, keys[-1])) is not None:
+        text = _without(text, above, member)
+    return text
 
 
-def is_empty_object(text: str, keys: Sequence[str]) -> bool:
-    """Whether an object without members, comments or else stands at `keys`."""
-    return re.fullmatch(r"\{\s*\}", value_text(text, keys) or "") is not None
-
-
-def _without(text: str, above: _Value, members: list[_Member], member: _Member) -> str:
+def _without(text: str, above: _Value, member: _Member) -> str:
+    members = above.members or []
     end = member.comma_end or member.value.end
     if len(members) == 1 and above.inner_end == end and member.before_end == above.start + 1:
         return f"{text[: above.start]}{{}}{text[above.end :]}"
@@ -106,21 +92,22 @@ def _without(text: str, above: _Value, members: list[_Member], member: _Member) 
 
 
 def _inserted(text: str, node: _Value, key: str, value: Any) -> str:
-    members = node.members or []
-    inner = text[node.start + 1 : node.end - 1]
     closing = _indent(text, node.start)
-    if not members:
+    if not node.members:
         indent = f"{closing}  "
-        body = f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
-        return f"{text[: node.inner_end]}\n{indent}{body}\n{closing}{text[node.end - 1 :]}"
-    last = members[-1]
-    on_lines = "\n" in inner
+        return f"{text[: node.inner_end]}\n{indent}{_entry(key, value, indent)}\n{closing}{text[node.end - 1 :]}"
+    last = node.members[-1]
+    on_lines = "\n" in text[node.start + 1 : node.end - 1]
     indent = _indent(text, last.start) if on_lines else closing
-    body = f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
+    body = _entry(key, value, indent)
     comma, after = (",", "") if last.comma_end is None else ("", ",")
     between = text[last.value.end : node.inner_end]
     space = f"\n{indent}" if on_lines else " "
     return f"{text[: last.value.end]}{comma}{between}{space}{body}{after}{text[node.inner_end :]}"
+
+
+def _entry(key: str, value: Any, indent: str) -> str:
+    return f"{json.dumps(key, ensure_ascii=False)}: {_written(value, indent)}"
 
 
 def _written(value: Any, indent: str) -> str:
@@ -129,9 +116,8 @@ def _written(value: Any, indent: str) -> str:
 
 def _indent(text: str, at: int) -> str:
     """The space that the line begins with on which `at` stands."""
-    found = re.match(r"[^\S\n]*", text[text.rfind("\n", 0, at) + 1 : at])
-    assert found is not None
-    return found[0]
+    before = text[text.rfind("\n", 0, at) + 1 : at]
+    return before[: len(before) - len(before.lstrip())]
 
 
 def _member(node: _Value, key: str) -> _Member | None:
@@ -154,7 +140,7 @@ class _Json5Reader:
 
     pieces: list[tuple[str, int, int]]
     next: int = 0
-    before_end: int = field(default=0)  # where the last piece that is no space ended
+    before_end: int = 0  # where the last piece that is no space ended
 
     def skip(self) -> None:
         while self.next < len(self.pieces):
@@ -287,12 +273,13 @@ def disconnect(before: str, written: str, now: str) -> str:
         if not _same(_get(parse(now, "openclaw.json"), keys), _get(ours, keys)):
             continue
         was = value_text(before, keys) if _get(first, keys) is not _ABSENT else None
-        if was is not None:
-            now = put_text(now, keys, was)
+        node = _at(_root(now), keys)
+        if was is not None and node is not None:
+            now = now[: node.start] + was + now[node.end :]
             continue
         now = taken_out(now, keys)
         for above in (keys[:depth] for depth in range(len(keys) - 1, 0, -1)):
-            if _get(first, above) is _ABSENT and is_empty_object(now, above):
+            if _get(first, above) is _ABSENT and re.fullmatch(r"\{\s*\}", value_text(now, above) or ""):
                 now = taken_out(now, above)
     return now
 

@@ -1,6 +1,5 @@
 """`clawstream policy`: the versions of a policy, what one is made of, and back to an earlier one."""
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import Context, broker, harmless, log_to_stderr
-from clawstream.config import KafkaSettings, Settings
+from clawstream.cli.process import AsJson, Context, ask_log, harmless, log_to_stderr
+from clawstream.config import Settings
 from clawstream.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -24,22 +23,18 @@ if TYPE_CHECKING:
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 Asked = TypeVar("Asked", "RollbackAsked", "VersionPinned")
-policy = typer.Typer(help="The versions of the policy, and back to an earlier one.", no_args_is_help=True)
-_JSON = Annotated[bool, typer.Option("--json", help="For programs.")]
+policy = typer.Typer(
+    name="policy", help="The versions of the policy, and back to an earlier one.", no_args_is_help=True
+)
 _VERSION = Annotated[int, typer.Argument(min=0, help="Its number; 0 is the base.")]
 MANIFEST = "manifest.json"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(policy, name="policy", rich_help_panel="Look")
-
-
 @policy.command("list")
-def list_versions(context: typer.Context, as_json: _JSON = False) -> None:
+def list_versions(context: typer.Context, as_json: AsJson = False) -> None:
     """Show every version: what became of it and why, what it was trained on, and when."""
     settings = _settings(context)
-    known, kept = _told(settings)
+    known, kept = _versions_and_pins(settings)
     reached = None if settings.weights.url is not None else _reached(known)
     rows = [
         row(one) | {"reached": None if reached is None else one.version in reached, "pinned": one.version in kept}
@@ -59,11 +54,11 @@ def list_versions(context: typer.Context, as_json: _JSON = False) -> None:
 
 
 @policy.command()
-def show(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> None:
+def show(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
     """Show one version: the figures of its step, the samples of its plan, and the versions that it was made of."""
     from clawstream.monitoring.policy import ancestors
 
-    known, _ = _told(_settings(context))
+    known, _ = _versions_and_pins(_settings(context))
     one = _known(known, version)
     step = {} if one.step is None else asdict(one.step)
     told = row(one) | {
@@ -85,7 +80,7 @@ def show(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> N
 
 
 @policy.command()
-def rollback(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> None:
+def rollback(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
     """Have engines serve an earlier version's weights again, and training go on from them.
 
     The trainer does it, as soon as its step is done, or when it is started: its next version has those weights, with
@@ -114,7 +109,7 @@ def rollback(context: typer.Context, version: _VERSION, as_json: _JSON = False) 
 
 
 @policy.command()
-def pin(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> None:
+def pin(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
     """Keep a version's weights for a rollback, however many come after it."""
     _pin(context, version, as_json=as_json, pinned=True)
     if not as_json:
@@ -122,7 +117,7 @@ def pin(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> No
 
 
 @policy.command()
-def unpin(context: typer.Context, version: _VERSION, as_json: _JSON = False) -> None:
+def unpin(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
     """Let a version's weights go once it is none of the newest ones."""
     _pin(context, version, as_json=as_json, pinned=False)
     if not as_json:
@@ -206,42 +201,38 @@ def _reach(settings: Settings, reached: "Sequence[int] | None", kept: frozenset[
     )
 
 
-def _told(settings: Settings) -> "tuple[dict[int, VersionFacts], frozenset[int]]":
+def _versions_and_pins(settings: Settings) -> "tuple[dict[int, VersionFacts], frozenset[int]]":
     """Return the policy's versions, and which of them are pinned."""
     from clawstream.events import VersionPinned
     from clawstream.events.control import pinned
 
-    with broker(settings) as kafka:
-        known, asked = asyncio.run(_both(settings, kafka))
+    known, asked = ask_log(settings, "policy", lambda log: _both(settings, log))
     return known, pinned(event for event in asked if isinstance(event, VersionPinned))
 
 
 def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequence[Event]], Asked]") -> "Asked":
     """Put on the log what `asking` makes of the policy's versions and of what was asked of it before."""
 
-    async def main(kafka: KafkaSettings) -> "Asked":
-        from clawstream.stream.kafka.connect import connected
-
-        event = asking(*await _both(settings, kafka))
-        async with connected(kafka, client_id="policy") as log:
-            await log.append([event])
+    async def main(log: "KafkaLog") -> "Asked":
+        event = asking(*await _both(settings, log))
+        await log.append([event])
         return event
 
-    with broker(settings) as kafka:
-        return asyncio.run(main(kafka))
+    return ask_log(settings, "policy", main)
 
 
-async def _both(settings: Settings, kafka: KafkaSettings) -> "tuple[dict[int, VersionFacts], list[Event]]":
+async def _both(settings: Settings, log: "KafkaLog") -> "tuple[dict[int, VersionFacts], list[Event]]":
     from clawstream.events import PolicyEvent
     from clawstream.monitoring.policy import versions
     from clawstream.stream import topics
-    from clawstream.stream.kafka.connect import connected
+    from clawstream.stream.stage import Record
 
-    async with connected(kafka, client_id="policy") as log:
-        known = versions(await _read(log, topics.POLICY), settings.policy.id)
-        asked = await _read(log, topics.CONTROL)
-    mine = [event for event in asked if isinstance(event, PolicyEvent) and event.policy_id == settings.policy.id]
-    return known, list(mine)
+    async def events_on(topic: str) -> "list[Event]":
+        batches = log.follow([topic], "earliest", until_end=True)
+        found = [record.event async for records in batches for record in records if isinstance(record, Record)]
+        return [event for event in found if isinstance(event, PolicyEvent) and event.policy_id == settings.policy.id]
+
+    return versions(await events_on(topics.POLICY), settings.policy.id), await events_on(topics.CONTROL)
 
 
 def _next_number(asked: "Iterable[RollbackAsked | VersionPinned]") -> int:
@@ -250,17 +241,6 @@ def _next_number(asked: "Iterable[RollbackAsked | VersionPinned]") -> int:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-async def _read(log: "KafkaLog", topic: str) -> "list[Event]":
-    from clawstream.stream.stage import Record
-
-    return [
-        record.event
-        async for records in log.follow([topic], "earliest", until_end=True)
-        for record in records
-        if isinstance(record, Record)
-    ]
 
 
 def _shown(value: Any) -> str:
@@ -272,6 +252,5 @@ def _shown(value: Any) -> str:
 
 
 def _settings(context: typer.Context) -> Settings:
-    assert isinstance(context.obj, Context)
     log_to_stderr("policy", level=40)
-    return context.obj.settings_of_what_ran()
+    return Context.of(context).settings_of_what_ran()

@@ -6,17 +6,24 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
+import typer
 import uvloop
 from rich.markup import escape
 
-from clawstream.config import KafkaSettings, Settings, load, quiet_transformers
+from clawstream.config import Settings, load, quiet_transformers
 from clawstream.errors import PartUnavailable
 
+if TYPE_CHECKING:
+    from clawstream.stream.kafka.kafka_log import KafkaLog
+
+T = TypeVar("T")
+AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 EVERY_S = 10.0
 _MOST_KNOWN = 1000  # lines; a template is one, whatever is put into it
 
@@ -69,6 +76,12 @@ class Context:
 
     config: Path | None
 
+    @classmethod
+    def of(cls, command: typer.Context) -> "Context":
+        """Return it as the command line's first function kept it."""
+        assert isinstance(command.obj, cls)
+        return command.obj
+
     def settings(self) -> Settings:
         """Read the settings: the file, then the environment."""
         return load(self.config)
@@ -80,9 +93,7 @@ class Context:
         settings = self.settings()
         if settings.policy.is_named or settings.engine.model_path is not None:
             return settings
-        last = policy_of(settings.data_dir)
-        if last is None:
-            return settings
+        last = policy_of(settings.data_dir) or settings.policy.id
         return settings.model_copy(update={"policy": settings.policy.model_copy(update={"id": last})})
 
 
@@ -140,6 +151,16 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         runner.run(supervised())
 
 
+async def unless_stopped(work: Coroutine[None, None, T], stop: asyncio.Event) -> T:
+    """Return what `work` returns; where `stop` is set first, cancel it and raise CancelledError once it has ended."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not working.done():
+        working.cancel()
+    return await working
+
+
 async def leave_what_is_loaded(_url: str) -> None:
     """The garbage collector no longer looks at what is there, half a million objects, and looks less often."""
     gc.collect()
@@ -160,61 +181,72 @@ def hide_torch() -> None:
 @contextmanager
 def database(settings: Settings) -> Iterator[str]:
     """Yield the database's URL; an installation that is stopped has its own Postgres started for so long."""
-    if settings.postgres.url is not None:
-        yield settings.postgres.url.get_secret_value()
+    url = _known_database(settings)
+    if url is not None:
+        yield url
         return
-    from clawstream.local.servers.accounts import address_in
     from clawstream.local.servers.postgres import EmbeddedPostgres
 
-    folder = settings.data_dir / "postgres"
-    _existing(folder, "database", "CLAWSTREAM_POSTGRES")
-    running = address_in(folder)
-    if running is not None:
-        yield running
-        return
-    with EmbeddedPostgres(folder) as postgres:
+    with EmbeddedPostgres(settings.data_dir / "postgres") as postgres:
         yield postgres.url
 
 
 def database_address(settings: Settings) -> str:
     """Return the URL of the database, configured or running; raises PartUnavailable where neither is."""
+    url = _known_database(settings)
+    if url is None:
+        raise PartUnavailable(
+            f"the database in {settings.data_dir / 'postgres'} does not run, so it has no address. Start `clawstream "
+            "up`: its address is the one that it had last, as long as nobody else took the port"
+        )
+    return url
+
+
+def _known_database(settings: Settings) -> str | None:
     if settings.postgres.url is not None:
         return settings.postgres.url.get_secret_value()
-    from clawstream.local.servers.accounts import address_in
-
-    folder = settings.data_dir / "postgres"
-    _existing(folder, "database", "CLAWSTREAM_POSTGRES")
-    running = address_in(folder)
-    if running is None:
-        raise PartUnavailable(
-            f"the database in {folder} does not run, so it has no address. Start `clawstream up`: its address "
-            "is the one that it had last, as long as nobody else took the port"
-        )
-    return running
+    return _running(settings.data_dir / "postgres", "database", "CLAWSTREAM_POSTGRES")
 
 
 @contextmanager
-def broker(settings: Settings) -> Iterator[KafkaSettings]:
-    """Yield where the broker is; an installation that is stopped has its own Kafka started for so long."""
+def broker(settings: Settings) -> Iterator[Settings]:
+    """Yield the settings with the broker's address; a stopped installation has its own Kafka started for so long."""
     if settings.kafka.bootstrap is not None:
-        yield settings.kafka
+        yield settings
         return
-    from clawstream.local.servers.accounts import address_in
     from clawstream.local.servers.kafka import EmbeddedKafka, access_to
 
+    def reaching(access: dict[str, object]) -> Settings:
+        return settings.model_copy(update={"kafka": settings.kafka.model_copy(update=access)})
+
     folder = settings.data_dir / "kafka"
-    _existing(folder, "log", "CLAWSTREAM_KAFKA")
-    running = address_in(folder)
+    running = _running(folder, "log", "CLAWSTREAM_KAFKA")
     if running is not None:
-        yield settings.kafka.model_copy(update=access_to(folder, running))
+        yield reaching(access_to(folder, running))
         return
     with EmbeddedKafka(folder, cache_dir=settings.cache_dir) as kafka:
-        yield settings.kafka.model_copy(update=kafka.access)
+        yield reaching(kafka.access)
 
 
-def _existing(folder: Path, what: str, variable: str) -> None:
+def ask_log(settings: Settings, client_id: str, main: "Callable[[KafkaLog], Awaitable[T]]") -> T:
+    """Return what `main` returns of the installation's log."""
+    from clawstream.stream.kafka.connect import connected
+
+    async def connected_main(settings: Settings) -> T:
+        async with connected(settings.kafka, client_id=client_id) as log:
+            return await main(log)
+
+    with broker(settings) as found:
+        return asyncio.run(connected_main(found))
+
+
+def _running(folder: Path, what: str, variable: str) -> str | None:
+    """Return the address of our own server on `folder`; None: it does not run."""
+    from clawstream.local.servers.accounts import address_in
+
     if not folder.exists():
         raise PartUnavailable(
             f"there is no {what} in {folder}: nothing was ever run there. Start `clawstream up`, name the "
             f"settings file of the run you mean with --config, or set {variable} to a server's address"
         )
+    return address_in(folder)

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import Context, broker, log_to_stderr, run_until_stopped
+from clawstream.cli.process import AsJson, Context, broker, log_to_stderr, run_until_stopped, unless_stopped
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, OperatorError
 from clawstream.events import ReplayEnded, ReplayStarted, VotesFrom
@@ -33,14 +33,10 @@ T = TypeVar("T")
 RETENTION_MS = 30 * 86_400_000  # of a replay's topics: all of it can be had again, new votes aside
 NEWS_EVERY_S = 2.0
 
-replay = typer.Typer(help="Read the log again; the live topics are only ever read.", no_args_is_help=True)
+replay = typer.Typer(
+    name="replay", help="Read the log again; the live topics are only ever read.", no_args_is_help=True
+)
 Name = Annotated[str, typer.Argument(help="A replay, as `replay list` has it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(replay, name="replay", rich_help_panel="Run")
 
 
 @replay.command()
@@ -81,11 +77,9 @@ def start(
         votes_from=votes_from,
         judge=judge_name(settings.judge.model, settings.judge.url or "") if asked else None,
     )
-    with broker(settings) as kafka:
-        settings = settings.model_copy(update={"kafka": kafka})
-        with _alone(settings, name):
-            num_workers = workers or len(os.sched_getaffinity(0))
-            ended = _run(settings, lambda log: work_on(settings, log, wanted, num_workers=num_workers, rate=rate))
+    num_workers = workers or len(os.sched_getaffinity(0))
+    with broker(settings) as reached, _alone(settings, name):
+        ended = _run(reached, lambda log: work_on(reached, log, wanted, num_workers=num_workers, rate=rate))
     _print(ended, as_json=as_json)
 
 
@@ -95,9 +89,7 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
     from clawstream.replay.registry import Registry
 
     settings = _settings(context)
-    with broker(settings) as kafka:
-        settings = settings.model_copy(update={"kafka": kafka})
-        found = _run(settings, Registry.read)
+    found = _run(settings, Registry.read)
     pointer = found.pointer(settings.policy.id)
     rows = [_row(started, found.ended.get(name), promoted=name == pointer) for name, started in found.started.items()]
     if as_json:
@@ -123,8 +115,7 @@ def compare(context: typer.Context, name: Name, as_json: AsJson = False) -> None
         registry.finished(name)
         return await compared(log, registry.started[name])
 
-    with broker(settings) as kafka:
-        found = _run(settings.model_copy(update={"kafka": kafka}), main)
+    found = _run(settings, main)
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(found, folder / "turns.csv")
     write_plot(found, folder / "scores.png")
@@ -145,9 +136,7 @@ def promote(context: typer.Context, name: Name) -> None:
     from clawstream.replay.registry import promote as promoted
 
     settings = _settings(context)
-    with broker(settings) as kafka:
-        settings = settings.model_copy(update={"kafka": kafka})
-        _run(settings, lambda log: promoted(log, name, policy_id=settings.policy.id, now_ms=_now_ms()))
+    _run(settings, lambda log: promoted(log, name, policy_id=settings.policy.id, now_ms=_now_ms()))
     typer.echo(f"{settings.policy.id} is trained on the samples of replay {name} from its next batch on")
 
 
@@ -157,9 +146,7 @@ def rollback(context: typer.Context) -> None:
     from clawstream.replay.registry import rollback as rolled_back
 
     settings = _settings(context)
-    with broker(settings) as kafka:
-        settings = settings.model_copy(update={"kafka": kafka})
-        event = _run(settings, lambda log: rolled_back(log, policy_id=settings.policy.id, now_ms=_now_ms()))
+    event = _run(settings, lambda log: rolled_back(log, policy_id=settings.policy.id, now_ms=_now_ms()))
     said = "its live samples" if event.replay is None else f"the samples of replay {event.replay}"
     typer.echo(f"{settings.policy.id} is trained on {said} from its next batch on")
 
@@ -195,31 +182,29 @@ async def work_on(
         replay_topics(wanted.name, partitions=partitions, retention_ms=RETENTION_MS),
         security=security_of(settings.kafka),
     )
-    news = _News(num_records(started.ranges, topics.EXCHANGES), say)
+    tell = _progress_line(num_records(started.ranges, topics.EXCHANGES), say)
 
     async def work(begun: ReplayStarted) -> "list[WorkerResult]":
-        return await in_processes(settings, begun, num_workers=num_workers, exchanges_per_s=rate, on_progress=news.tell)
+        return await in_processes(settings, begun, num_workers=num_workers, exchanges_per_s=rate, on_progress=tell)
 
     return await work_through(log, started, work)
 
 
-class _News:
-    """How far a replay is, every few seconds."""
+def _progress_line(num_records: int, say: Callable[[str], None]) -> "Callable[[ReplayProgress], None]":
+    """Return a function that says every few seconds how far a replay is."""
+    began_s = said_s = time.monotonic()
 
-    def __init__(self, num_records: int, say: Callable[[str], None]) -> None:
-        self._num_records = num_records
-        self._say = say
-        self._began_s = self._said_s = time.monotonic()
-
-    def tell(self, progress: "ReplayProgress") -> None:
+    def tell(progress: "ReplayProgress") -> None:
+        nonlocal said_s
         now_s = time.monotonic()
-        if now_s - self._said_s < NEWS_EVERY_S:
-            return
-        self._said_s = now_s
-        self._say(
-            f"{progress.num_exchanges} exchanges of {self._num_records} records, {progress.num_samples} samples, "
-            f"{progress.num_calls} calls in {now_s - self._began_s:.0f} s"
-        )
+        if now_s - said_s >= NEWS_EVERY_S:
+            said_s = now_s
+            say(
+                f"{progress.num_exchanges} exchanges of {num_records} records, {progress.num_samples} samples, "
+                f"{progress.num_calls} calls in {now_s - began_s:.0f} s"
+            )
+
+    return tell
 
 
 @contextmanager
@@ -276,23 +261,17 @@ def _run(settings: Settings, main: "Callable[[KafkaLog], Coroutine[None, None, T
     found: list[T] = []
 
     async def until_stopped(stop: asyncio.Event) -> None:
-        async with connected(settings.kafka, client_id="replay") as log:
-            working = asyncio.create_task(main(log))
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not working.done():
-                working.cancel()
-            found.append(await working)
+        async with connected(reached.kafka, client_id="replay") as log:
+            found.append(await unless_stopped(main(log), stop))
 
     try:
-        run_until_stopped(until_stopped)
+        with broker(settings) as reached:
+            run_until_stopped(until_stopped)
     except asyncio.CancelledError:
         raise OperatorError("stopped before it was done; start it again under its name") from None
     return found[0]
 
 
 def _settings(context: typer.Context) -> Settings:
-    assert isinstance(context.obj, Context)
     log_to_stderr("replay", level=30)
-    return context.obj.settings_of_what_ran()
+    return Context.of(context).settings_of_what_ran()

@@ -22,27 +22,6 @@ if TYPE_CHECKING:
     from clawstream.stream.kafka.kafka_log import KafkaLog
     from clawstream.stream.stage import Stage
 
-_PANEL = "One stage a process"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    for command in (
-        engine,
-        gateway,
-        turns,
-        judging,
-        heuristics,
-        samples,
-        refresh,
-        groups,
-        train,
-        weights,
-        project,
-        monitor,
-    ):
-        app.command(command.__name__, rich_help_panel=_PANEL)(command)
-
 
 def engine(
     context: typer.Context,
@@ -96,12 +75,9 @@ def judging(context: typer.Context) -> None:
     from clawstream.local.running import JudgeNotes
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner.hosting import run
-
         async with JudgeClient.open(settings.judge) as judge:
             notes = JudgeNotes(settings.data_dir, judge.name)
-            stage = judging_stage(settings.judge, judge, heard=notes.heard)
-            await run(stage, log, stop=stop, instance_id=_instance(settings, "judging"))
+            await _run(judging_stage(settings.judge, judge, heard=notes.heard), settings, log, stop)
 
     _with_log(settings, "judging", main)
 
@@ -131,22 +107,19 @@ def samples(context: typer.Context) -> None:
     from clawstream.stream.stage import HEARD_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    weights = RewardWeights(**settings.rewards.weights)
-    off_distribution = OffDistribution(settings.samples.off_distribution)
     asks, teacher = None, settings.teacher
     if teacher.url is not None:
         from clawstream.inference.judge_client import judge_name
         from clawstream.inference.teacher import teaching
 
         asks = TeacherRule(judge_name(teacher.model, teacher.url))
-    judged, grouped = settings.judge.url is not None, settings.training.method == "stepwise"
     rules = SampleRules(
         renderer,
-        off_distribution,
-        weights,
-        judged=judged,
+        OffDistribution(settings.samples.off_distribution),
+        RewardWeights(**settings.rewards.weights),
+        judged=settings.judge.url is not None,
         asks=asks,
-        grouped=grouped,
+        grouped=settings.training.method == "stepwise",
         interrupted=settings.samples.interrupted,
     )
     stage = samples_stage(rules, retain_ms=HEARD_MS)
@@ -155,11 +128,8 @@ def samples(context: typer.Context) -> None:
         return
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner.hosting import run
-
         async with teaching(settings, renderer.marker_ids) as asked:
-            asking = asking_stage(stage, asked)
-            await run(asking, log, stop=stop, instance_id=_instance(settings, "samples"))
+            await _run(asking_stage(stage, asked), settings, log, stop)
 
     _with_log(settings, "samples", main)
 
@@ -180,13 +150,11 @@ def refresh(context: typer.Context) -> None:
     num_answers = settings.training.answers_per_hint
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner.hosting import run
-
         async with engine_session(settings.engine) as session:
             engines = [SglangEngine(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
             policy = Refresher(engines, renderer, settings.policy.id)
             stage = refresh_stage(policy, settings.policy.id, answers_per_hint=num_answers, heard_ms=HEARD_MS)
-            await run(stage, log, stop=stop, instance_id=_instance(settings, "refresh"))
+            await _run(stage, settings, log, stop)
 
     _with_log(settings, "refresh", main)
 
@@ -242,8 +210,8 @@ def train(
         await name_base(log, own)
         await loop(own, log, stop=stop, retraining=what)
 
-    with broker(settings) as kafka:
-        _with_log(settings.model_copy(update={"kafka": kafka}), "train", main)
+    with broker(settings) as reached:
+        _with_log(reached, "train", main)
     _say_where_it_is(own, of=settings)
 
 
@@ -285,10 +253,10 @@ def project(context: typer.Context) -> None:
     settings = _settings(context, "project")
     from clawstream.projections.write.stage import project as projector
 
-    instance_id = _instance(settings, "project")
-    _with_log(
-        settings, "project", lambda log, stop: projector(_database(settings), log, stop=stop, instance_id=instance_id)
-    )
+    if settings.postgres.url is None:
+        raise ConfigError("postgres.url is not set: name a database, or run `clawstream up`, which starts one")
+    url, instance_id = settings.postgres.url.get_secret_value(), _instance(settings, "project")
+    _with_log(settings, "project", lambda log, stop: projector(url, log, stop=stop, instance_id=instance_id))
 
 
 def monitor(context: typer.Context) -> None:
@@ -300,20 +268,19 @@ def monitor(context: typer.Context) -> None:
 
 
 def _settings(context: typer.Context, stage: str) -> Settings:
-    assert isinstance(context.obj, Context)
-    settings = context.obj.settings()
+    settings = Context.of(context).settings()
     log_to_stderr(stage)
     return settings
 
 
-def _database(settings: Settings) -> str:
-    if settings.postgres.url is None:
-        raise ConfigError("postgres.url is not set: name a database, or run `clawstream up`, which starts one")
-    return settings.postgres.url.get_secret_value()
-
-
 def _instance(settings: Settings, stage: str) -> str | None:
     return None if settings.kafka.instance is None else f"{settings.kafka.prefix}{stage}-{settings.kafka.instance}"
+
+
+async def _run(stage: "Stage[Any, Any]", settings: Settings, log: "KafkaLog", stop: asyncio.Event) -> None:
+    from clawstream.stream.runner.hosting import run
+
+    await run(stage, log, stop=stop, instance_id=_instance(settings, stage.name))
 
 
 def _run_stage(settings: Settings, stage: "Stage[Any, Any]") -> None:
@@ -322,12 +289,10 @@ def _run_stage(settings: Settings, stage: "Stage[Any, Any]") -> None:
 
 def _run_stages(settings: Settings, client_id: str, stages: "Sequence[Stage[Any, Any]]") -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        from clawstream.stream.runner.hosting import run
-
         try:
             async with asyncio.TaskGroup() as tasks:
                 for stage in stages:
-                    tasks.create_task(run(stage, log, stop=stop, instance_id=_instance(settings, stage.name)))
+                    tasks.create_task(_run(stage, settings, log, stop))
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from failures
 
@@ -346,3 +311,8 @@ def _with_log(settings: Settings, client_id: str, main: Callable[["KafkaLog", as
             await main(log, stop)
 
     run_until_stopped(connected_main)
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (
+    engine, gateway, turns, judging, heuristics, samples, refresh, groups, train, weights, project, monitor,
+)  # fmt: skip

@@ -5,17 +5,26 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from clawstream.cli.process import Context, broker, database, harmless, log_to_stderr, run_until_stopped
+from clawstream.cli.process import (
+    AsJson,
+    Context,
+    broker,
+    database,
+    harmless,
+    log_to_stderr,
+    run_until_stopped,
+    unless_stopped,
+)
 from clawstream.config import JudgeSettings, KafkaSettings, Settings
 from clawstream.errors import OperatorError
 from clawstream.layout import show
@@ -29,11 +38,10 @@ if TYPE_CHECKING:
 
 def status(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say which parts run, how far each stage is behind, and how the policy fares."""
-    assert isinstance(context.obj, Context)
-    settings = context.obj.settings_of_what_ran()
+    settings = Context.of(context).settings_of_what_ran()
     log_to_stderr("status", level=40)
     from clawstream.gateway.outbox.spool_file import spools_in
     from clawstream.local.running import addresses_of, read_parts
@@ -266,19 +274,6 @@ def _without_password(url: str) -> str:
     return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()
 
 
-class Format(StrEnum):
-    """What kind of files."""
-
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    for command in (sql, tail, export):
-        app.command(command.__name__, rich_help_panel="Look")(command)
-
-
 def sql(
     context: typer.Context,
     query: Annotated[str, typer.Argument(help="One statement that reads.")],
@@ -286,13 +281,12 @@ def sql(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Ask the database: one query that reads, printed as a table."""
-    assert isinstance(context.obj, Context)
     from clawstream.projections.look.sql import RowFormat, print_query
 
     if csv and as_json:
         raise OperatorError("--csv and --json exclude each other: name one")
     form = RowFormat.CSV if csv else RowFormat.JSON if as_json else RowFormat.TABLE
-    with database(context.obj.settings()) as url:
+    with database(Context.of(context).settings()) as url:
         print_query(url, query, form=form, out=sys.stdout)
 
 
@@ -305,7 +299,6 @@ def tail(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """Show a topic's events as they come, as people read them."""
-    assert isinstance(context.obj, Context)
     from clawstream.projections.look.tail import tail as show
     from clawstream.projections.look.tail import wanted
     from clawstream.stream.kafka.connect import connected
@@ -314,31 +307,26 @@ def tail(
 
     async def main(kafka: KafkaSettings, stop: asyncio.Event) -> None:
         async with connected(kafka, client_id="tail") as log:
-            showing = asyncio.create_task(show(log, what, out=sys.stdout, as_json=as_json))
-            stopped = asyncio.create_task(stop.wait())
-            await asyncio.wait([showing, stopped], return_when=asyncio.FIRST_COMPLETED)
-            stopped.cancel()
-            if not showing.done():
-                showing.cancel()
-                await asyncio.gather(showing, return_exceptions=True)
-                return
-            await showing
+            with suppress(asyncio.CancelledError):
+                await unless_stopped(show(log, what, out=sys.stdout, as_json=as_json), stop)
 
-    with broker(context.obj.settings()) as kafka:
-        run_until_stopped(lambda stop: main(kafka, stop))
+    with broker(Context.of(context).settings()) as settings:
+        run_until_stopped(lambda stop: main(settings.kafka, stop))
 
 
 def export(
     context: typer.Context,
     folder: Annotated[Path, typer.Argument(help="Where the files go.")],
-    form: Annotated[Format, typer.Option("--format", help="What kind of files.")] = Format.JSONL,
+    form: Annotated[Literal["jsonl", "parquet"], typer.Option("--format", help="What kind of files.")] = "jsonl",
 ) -> None:
     """Write conversations, judgements, feedback, samples, steps and versions to files."""
-    assert isinstance(context.obj, Context)
     from clawstream.projections.look.export import FileFormat
     from clawstream.projections.look.export import export as write
 
-    with database(context.obj.settings()) as url:
-        counts = write(url, folder, form=FileFormat(form.value))
+    with database(Context.of(context).settings()) as url:
+        counts = write(url, folder, form=FileFormat(form))
     for name, count in counts.items():
         Console(stderr=True).print(f"{count:>8} {name}")
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (status, sql, tail, export)

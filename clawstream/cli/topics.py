@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -12,26 +13,20 @@ from clawstream.cli.process import Context, broker, database, database_address
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 
-topics = typer.Typer(help="The topics as topics/*.yaml says; nothing else creates them.", no_args_is_help=True)
-db = typer.Typer(help="The database's tables.", no_args_is_help=True)
+T = TypeVar("T")
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.add_typer(topics, name="topics", rich_help_panel="Prepare")
-    app.add_typer(db, name="db", rich_help_panel="Prepare")
-    app.command("config", rich_help_panel="Prepare")(config)
+topics = typer.Typer(
+    name="topics", help="The topics as topics/*.yaml says; nothing else creates them.", no_args_is_help=True
+)
+db = typer.Typer(name="db", help="The database's tables.", no_args_is_help=True)
 
 
 @topics.command()
 def plan(context: typer.Context) -> None:
     """Print what `apply` would do, and what it would refuse."""
     from clawstream.stream.kafka import admin
-    from clawstream.stream.kafka.connect import security_of
 
-    with broker(_settings(context)) as kafka:
-        assert kafka.bootstrap is not None
-        changes = asyncio.run(admin.plan(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    changes = _ask_broker(context, admin.plan)
     for change in changes:
         typer.echo(change)
     if not changes:
@@ -42,11 +37,8 @@ def plan(context: typer.Context) -> None:
 def apply(context: typer.Context) -> None:
     """Create topics and alter settings; never delete, repartition or shorten retention."""
     from clawstream.stream.kafka import admin
-    from clawstream.stream.kafka.connect import security_of
 
-    with broker(_settings(context)) as kafka:
-        assert kafka.bootstrap is not None
-        changes = asyncio.run(admin.apply(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    changes = _ask_broker(context, admin.apply)
     for change in changes:
         typer.echo(change)
     Console(stderr=True).print(f"{len(changes)} changes made")
@@ -56,11 +48,8 @@ def apply(context: typer.Context) -> None:
 def verify(context: typer.Context) -> None:
     """Exit with 2, naming the topic, when one is missing or not as its file says."""
     from clawstream.stream.kafka import admin
-    from clawstream.stream.kafka.connect import security_of
 
-    with broker(_settings(context)) as kafka:
-        assert kafka.bootstrap is not None
-        asyncio.run(admin.verify(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    _ask_broker(context, admin.verify)
     Console(stderr=True).print("the topics are as their files say")
 
 
@@ -119,15 +108,21 @@ def passwords(
 def grant(context: typer.Context) -> None:
     """Let each stage's Kafka user do what its stage does and nothing else, by topics/*.yaml."""
     from clawstream.stream.kafka import access
-    from clawstream.stream.kafka.connect import security_of
 
-    with broker(_settings(context)) as kafka:
-        assert kafka.bootstrap is not None
-        given, taken = asyncio.run(access.grant(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+    given, taken = _ask_broker(context, access.grant)
     for sign, changes in (("+", given), ("-", taken)):
         for change in changes:
             typer.echo(f"{sign} {change}")
     Console(stderr=True).print(f"{len(given)} rights given, {len(taken)} taken away")
+
+
+def _ask_broker(context: typer.Context, ask: Callable[..., Coroutine[None, None, T]]) -> T:
+    """Return what `ask` returns, called with the broker's address, the names' prefix and how to log in."""
+    from clawstream.stream.kafka.connect import security_of
+
+    with broker(_settings(context)) as settings:
+        kafka = settings.kafka
+        return asyncio.run(ask(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
 
 
 @db.command()
@@ -190,5 +185,4 @@ def _line(key: str, value: object, description: str | None) -> str:
 
 
 def _settings(context: typer.Context) -> Settings:
-    assert isinstance(context.obj, Context)
-    return context.obj.settings()
+    return Context.of(context).settings()

@@ -1,6 +1,6 @@
 """`clawstream up` and `clawstream launch`: every part of one installation, until Ctrl-C, also on a machine's GPUs.
 
-Its options go by the variables that users of OpenClaw-RL have in their scripts.
+The options of `launch` can also be given by the variables that users of OpenClaw-RL have in their scripts.
 """
 
 import asyncio
@@ -39,8 +39,8 @@ def up(
     fresh: Annotated[bool, typer.Option("--fresh", help="Empty the embedded broker and database first.")] = False,
 ) -> None:
     """Run everything on this machine, until Ctrl-C: broker, database, engine, gateway, judges' caller, trainer."""
-    assert isinstance(context.obj, Context)
-    settings = context.obj.settings()
+    options = Context.of(context)
+    settings = options.settings()
     log_to_stderr("up", level=30)
     console = Console(stderr=True)
     if settings.rewards.heuristic_function is not None:
@@ -48,13 +48,12 @@ def up(
 
         heuristic_named(settings.rewards.heuristic_function)
     refuse_what_is_missing(settings)
-    named_file = context.obj.config
     named = model or settings.engine.model_path
     model_path = _tiny_policy(settings, console) if named is None else checked_model(named)
     if named is None:
         settings = as_tiny(settings, model_path)
     run_until_stopped(
-        lambda stop: serve_until_stopped(settings, model_path, console, stop, config=named_file, fresh=fresh)
+        lambda stop: serve_until_stopped(settings, model_path, console, stop, config=options.config, fresh=fresh)
     )
 
 
@@ -247,11 +246,6 @@ class VersionNews:
         return f": it learned from {step.num_samples} samples{reward}, {step.num_hinted} of them with a hint"
 
 
-if TYPE_CHECKING:
-    import aiohttp
-
-    from clawstream.local.supervisor import Part, Supervisor
-
 SGLANG = "uv run --no-project --isolated --python 3.11 --with sglang==0.5.23 python -m sglang.launch_server"
 LOADED_WITHIN_S = 1800.0  # a large model from a slow disk
 
@@ -284,7 +278,7 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print it all as JSON and start nothing.")] = False,
 ) -> None:
     """Share this machine's GPUs out to actor, rollout and judge, and run everything on them until Ctrl-C."""
-    assert isinstance(context.obj, Context)
+    options = Context.of(context)
     if sglang_api_key == EXAMPLE_KEY:
         raise ConfigError(f"SGLANG_API_KEY is {EXAMPLE_KEY!r}, which everybody knows. Nothing was started; set another")
     counts = share_out(num_gpus, actor_gpus, rollout_gpus, prm_gpus)
@@ -301,7 +295,7 @@ def launch(
         api_key=sglang_api_key,
         port=port,
     )
-    settings = settings_for(wanted, context.obj.settings())
+    settings = settings_for(wanted, options.settings())
     if dry_run:
         commands = {server.name: shlex.join(server.command) for server in servers(wanted, settings.engine.port)}
         typer.echo(json.dumps(asdict(wanted.assignment) | {"commands": commands}, indent=1))
@@ -310,7 +304,7 @@ def launch(
     console.print(_table(wanted.assignment))
     if len(wanted.assignment.actor) > 1:
         console.print(f"[yellow]the trainer uses one GPU so far: {wanted.assignment.actor[0]}[/]")
-    _run(settings, wanted, console, context.obj.config)
+    _run(settings, wanted, console, options.config)
 
 
 def _table(assignment: Assignment) -> Table:
@@ -345,7 +339,8 @@ async def _running(
     """Run SGLang's servers for the length of the block, which begins when each is ready. Raises PartUnavailable."""
     import aiohttp
 
-    from clawstream.local.supervisor import Patience, Supervisor
+    from clawstream.local.servers.server_process import answers
+    from clawstream.local.supervisor import Part, Patience, Supervisor
 
     folder = settings.data_dir / "servers"
     async with (
@@ -358,12 +353,9 @@ async def _running(
         ) as supervisor,
     ):
         console.print(f"starting SGLang; it loads for minutes, its logs are in {folder / 'logs'}", soft_wrap=True)
-        await supervisor.start([_part(server, http) for server in wanted])
+        parts = [
+            Part(name=server.name, command=server.command, missing=answers(http, f"{server.url}/health"))
+            for server in wanted
+        ]
+        await supervisor.start(parts)
         yield supervisor
-
-
-def _part(server: SglangServer, http: "aiohttp.ClientSession") -> "Part":
-    from clawstream.local.servers.server_process import answers
-    from clawstream.local.supervisor import Part
-
-    return Part(name=server.name, command=server.command, missing=answers(http, f"{server.url}/health"))

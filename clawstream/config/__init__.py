@@ -168,11 +168,10 @@ def load(path: Path | None) -> Settings:
     if values.get("environment") is not False:
         _refuse_unknown_variables()
     try:
-        settings = Settings(**values)
+        return Settings(**values)
     except ValidationError as error:
         problems = "; ".join(f"{_origin(item['loc'], path, values)}{_problem(dict(item))}" for item in error.errors())
         raise ConfigError(f"{problems}. Nothing was started.") from error
-    return settings
 
 
 def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:

@@ -122,7 +122,7 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _known_together(self) -> "TrainingSettings":
         names, why = IDLE.get(self.method, ((), ""))
-        if idle := [name for name in names if self._is_said(name)]:
+        if idle := [name for name in names if getattr(self, name) != type(self).model_fields[name].default]:
             raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
         if not any(self.weights):
             raise ValueError(
@@ -132,17 +132,13 @@ class TrainingSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_whole_distribution_where_there_is_one(self) -> "TrainingSettings":
+    def _hints_can_act(self) -> "TrainingSettings":
         if self.w_topk and not self._can_diverge:
             raise ValueError(
                 f"w_topk = {self.w_topk:g} weighs the teacher's whole distribution beside the gaps of its tokens, and "
                 f"method = {self.method!r}, teacher = {self.teacher!r}, w_opd = {self.w_opd:g} do not "
                 "have both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_teacher_for_hints(self) -> "TrainingSettings":
         if self.by_engine and self.method == "topk":
             raise ValueError(
                 "teacher = 'engine' gives the log-probs of the tokens sampled, and method = 'topk' needs those of the "
@@ -153,10 +149,6 @@ class TrainingSettings(Section):
                 "teacher = 'engine' weighs hints, and with w_opd = 0 they count nothing: leave it out, or take w_opd "
                 "above 0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _answers_anew_for_hints(self) -> "TrainingSettings":
         if self.refreshes and self.weights[1] == 0:
             raise ValueError(
                 f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
@@ -174,9 +166,6 @@ class TrainingSettings(Section):
     def refreshes(self) -> bool:
         """Whether prompts of the past are answered again."""
         return self.late == "refresh" or self.answers_per_hint > 1
-
-    def _is_said(self, name: str) -> bool:
-        return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @model_validator(mode="after")
     def _cut_as_the_trainer_can(self) -> "TrainingSettings":

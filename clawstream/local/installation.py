@@ -11,24 +11,15 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import aiohttp
 
-from clawstream.config import (
-    LOOPBACK,
-    GatewaySettings,
-    KafkaSettings,
-    MonitorSettings,
-    PostgresSettings,
-    Settings,
-    dump,
-    inherited_environment,
-)
-from clawstream.events import Event, PolicyEvent
+from clawstream.config import LOOPBACK, KafkaSettings, PostgresSettings, Settings, dump, inherited_environment
+from clawstream.events import PolicyEvent
 from clawstream.inference.model_folder import base_in, refuse_other, to_name
 from clawstream.inference.sglang import LOADS_WITHIN_S
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
@@ -36,27 +27,18 @@ from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.server_process import HOST, answers, reserved
-from clawstream.local.supervisor import Part, Patience, RestartableServer, Supervisor, keep
+from clawstream.local.supervisor import Part, Patience, Supervisor, keep
 from clawstream.projections import database
 from clawstream.stream import topics
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected, security_of
-from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
+from clawstream.weights.stage import RolloutLog
 
 log = logging.getLogger(__name__)
 
 
-class BaseLog(Protocol):
-    """The part of a log that the policy topic needs."""
-
-    async def append(self, events: Sequence[Event]) -> None: ...
-    def follow(
-        self, topics: Sequence[str], start: Start, *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]: ...
-
-
-async def name_base(policy_log: BaseLog, settings: Settings) -> None:
+async def name_base(policy_log: RolloutLog, settings: Settings) -> None:
     """Write the base of the settings' policy to the log, if the log names none yet.
 
     Raises OtherBase where the policy began with another one, ConfigError where the folder can't be read.
@@ -71,17 +53,14 @@ async def name_base(policy_log: BaseLog, settings: Settings) -> None:
     log.info("base_named policy=%s path=%s model=%s", policy_id, base.path, (base.model_sha256 or "unseen")[:12])
 
 
-async def _of_policy(policy_log: BaseLog, policy_id: str) -> list[PolicyEvent]:
-    found = [
-        record.event
-        async for records in policy_log.follow([topics.POLICY], "earliest", until_end=True)
-        for record in records
-        if isinstance(record, Record)
-    ]
+async def _of_policy(policy_log: RolloutLog, policy_id: str) -> list[PolicyEvent]:
+    batches = policy_log.follow([topics.POLICY], "earliest", until_end=True)
+    found = [record.event async for records in batches for record in records if isinstance(record, Record)]
     return [event for event in found if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
 
 
-Listening = TypeVar("Listening", GatewaySettings, MonitorSettings)
+Say = Callable[[str], None]
+StartServer = Callable[[EmbeddedKafka | EmbeddedPostgres], Awaitable[None]]
 STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")
 _PATIENCE = Patience(ready_within_s=LOADS_WITHIN_S)  # the gateway is ready once an engine is
 
@@ -100,7 +79,7 @@ async def installation(
     settings: Settings,
     *,
     model_path: Path,
-    say: Callable[[str], None],
+    say: Say,
     fresh: bool = False,
     extra_parts: Sequence[Part] = (),
 ) -> AsyncIterator[Installation]:
@@ -114,27 +93,26 @@ async def installation(
         config = settings_file(filled.data_dir)  # every part reads this file, whatever settings this process was given
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
-            _keeping(say) as kept,  # servers are restarted for as long as a part runs
+            _own_servers(servers, say) as start,  # they are restarted for as long as a part runs
             Supervisor(filled.data_dir, environment=inherited_environment(), say=say, patience=_PATIENCE) as supervisor,
         ):
-            engines = [] if settings.engine.urls else [_engine(config, http, filled.engine.urls[0])]
+            engines = [] if settings.engine.urls else [_part("engine", config, http, f"{filled.engine.urls[0]}/health")]
             async with contextlib.AsyncExitStack() as loading:
                 if settings.kafka.bootstrap is None:  # the engine loads while our own broker starts: it needs neither
                     write_private(config, dump(_resolved(filled)))
                     await loading.enter_async_context(_meanwhile(supervisor.start(engines)))
                     engines = []
-                filled = await _with_servers(filled, servers, kept, fresh, say)
+                filled = await _with_servers(filled, start, fresh)
                 addresses = _addresses(filled)
                 async with connected(filled.kafka, client_id="base") as log_of_policy:
                     await name_base(log_of_policy, filled)
                 say("topics and tables are in place; starting the parts")
                 servers.enter_context(announced(filled.data_dir, addresses))
                 write_private(config, dump(_resolved(filled)))
-                stages = [name for name in STAGES if name not in _elsewhere(settings)]
                 # Each part waits by itself for what it needs; the three groups are stopped in reverse order.
                 await asyncio.gather(
                     supervisor.start([*engines, *extra_parts]),
-                    supervisor.start([_part(name, config) for name in stages]),
+                    supervisor.start([_part(name, config, http) for name in _stages(settings)]),
                     supervisor.start([_part("gateway", config, http, f"{addresses.gateway}{_ready_page(settings)}")]),
                 )
             try:
@@ -160,8 +138,8 @@ def _ready_page(settings: Settings) -> str:
     return "/readyz" if settings.gateway.host in LOOPBACK else "/healthz/ready"
 
 
-def _elsewhere(settings: Settings) -> set[str]:
-    """Return the stages that this installation does not run."""
+def _stages(settings: Settings) -> list[str]:
+    """Return the stages that this installation runs."""
     absent = {
         "judging": settings.judge.url is None,
         "heuristics": settings.rewards.heuristic_function is None,
@@ -169,35 +147,35 @@ def _elsewhere(settings: Settings) -> set[str]:
         "groups": settings.training.method != "stepwise",
         "train": settings.weights.url is not None,
     }
-    return {stage for stage, is_absent in absent.items() if is_absent}
+    return [stage for stage in STAGES if not absent.get(stage)]
 
 
 @contextlib.asynccontextmanager
-async def _keeping(say: Callable[[str], None]) -> AsyncIterator[Callable[[RestartableServer], None]]:
-    """Yield a function that has a server of ours restarted whenever it ends, until the end of the block."""
+async def _own_servers(servers: contextlib.ExitStack, say: Say) -> AsyncIterator[StartServer]:
+    """Yield a function that starts a server of ours and has it restarted whenever it ends, while the block runs."""
     tasks: list[asyncio.Task[None]] = []
+
+    async def start(server: EmbeddedKafka | EmbeddedPostgres) -> None:
+        say(f"starting {type(server).__name__.removeprefix('Embedded')}")
+        await asyncio.to_thread(servers.enter_context, server)
+        tasks.append(asyncio.create_task(keep(server, say=say)))
+
     try:
-        yield lambda server: tasks.append(asyncio.create_task(keep(server, say=say)))
+        yield start
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _with_servers(
-    settings: Settings,
-    servers: contextlib.ExitStack,
-    kept: Callable[[RestartableServer], None],
-    fresh: bool,
-    say: Callable[[str], None],
-) -> Settings:
+async def _with_servers(settings: Settings, start: StartServer, fresh: bool) -> Settings:
     """Start the servers that are not configured, side by side; return the settings with both addresses.
 
     Missing topics and tables are made; existing ones are kept.
     """
     found = await asyncio.gather(
-        _with_broker(settings, servers, kept, fresh, say),
-        _with_database(settings, servers, kept, fresh, say),
+        _with_broker(settings, start, fresh),
+        _with_database(settings, start, fresh),
         return_exceptions=True,  # a server that is still starting is waited for, so that it is stopped
     )
     kafka, postgres = found
@@ -208,19 +186,11 @@ async def _with_servers(
     return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
 
 
-async def _with_broker(
-    settings: Settings,
-    servers: contextlib.ExitStack,
-    kept: Callable[[RestartableServer], None],
-    fresh: bool,
-    say: Callable[[str], None],
-) -> KafkaSettings:
+async def _with_broker(settings: Settings, start: StartServer, fresh: bool) -> KafkaSettings:
     kafka = settings.kafka
     if kafka.bootstrap is None:
-        say("starting Kafka")
-        folder = settings.data_dir / "kafka"
-        broker = EmbeddedKafka(folder, fresh=fresh, cache_dir=settings.cache_dir)
-        kept(await asyncio.to_thread(servers.enter_context, broker))
+        broker = EmbeddedKafka(settings.data_dir / "kafka", fresh=fresh, cache_dir=settings.cache_dir)
+        await start(broker)
         kafka = kafka.model_copy(update=broker.access)
     assert kafka.bootstrap is not None
     for change in await admin.apply(kafka.bootstrap, kafka.prefix, security=security_of(kafka)):
@@ -228,18 +198,11 @@ async def _with_broker(
     return kafka
 
 
-async def _with_database(
-    settings: Settings,
-    servers: contextlib.ExitStack,
-    kept: Callable[[RestartableServer], None],
-    fresh: bool,
-    say: Callable[[str], None],
-) -> PostgresSettings:
+async def _with_database(settings: Settings, start: StartServer, fresh: bool) -> PostgresSettings:
     postgres = settings.postgres
     if postgres.url is None:
-        say("starting Postgres")
         own = EmbeddedPostgres(settings.data_dir / "postgres", fresh=fresh)
-        kept(await asyncio.to_thread(servers.enter_context, own))
+        await start(own)
         postgres = PostgresSettings.model_validate({"url": own.url})
     assert postgres.url is not None
     await asyncio.to_thread(database.upgrade, postgres.url.get_secret_value())
@@ -259,8 +222,10 @@ def _with_ports(settings: Settings, model_path: Path, servers: contextlib.ExitSt
     return settings.model_copy(
         update={
             "engine": settings.engine.model_copy(update=engine),
-            "gateway": _at_port(settings.gateway, kept(settings.gateway.host, settings.gateway.port, "gateway.port")),
-            "monitor": _at_port(settings.monitor, kept(HOST, settings.monitor.port, "monitor.port")),
+            "gateway": settings.gateway.model_copy(
+                update={"port": kept(settings.gateway.host, settings.gateway.port, "gateway.port")}
+            ),
+            "monitor": settings.monitor.model_copy(update={"port": kept(HOST, settings.monitor.port, "monitor.port")}),
         }
     )
 
@@ -277,10 +242,6 @@ def _resolved(settings: Settings) -> Settings:
     )
 
 
-def _at_port(section: Listening, port: int) -> Listening:
-    return section.model_copy(update={"port": port})
-
-
 def _addresses(settings: Settings) -> Addresses:
     url = settings.postgres.url
     assert settings.kafka.bootstrap is not None
@@ -295,17 +256,6 @@ def _addresses(settings: Settings) -> Addresses:
     )
 
 
-def _engine(config: Path, http: aiohttp.ClientSession, url: str) -> Part:
-    return _part("engine", config, http, f"{url}/health")
-
-
-def _part(
-    command: str,
-    config: Path,
-    http: aiohttp.ClientSession | None = None,
-    health: str | None = None,
-) -> Part:
+def _part(command: str, config: Path, http: aiohttp.ClientSession, health: str | None = None) -> Part:
     argv = (sys.executable, "-m", "clawstream", "--config", str(config), command)
-    if http is None or health is None:
-        return Part(name=command, command=argv)
-    return Part(name=command, command=argv, missing=answers(http, health))
+    return Part(name=command, command=argv, missing=None if health is None else answers(http, health))

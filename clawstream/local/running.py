@@ -1,10 +1,10 @@
-"""What a running installation tells other commands, in its data folder: addresses, its parts, its judge.
+"""What a running installation tells other commands by files in its data folder: addresses, its parts, its judge.
 
-run.json and parts.json are replaced as a whole, so a reader never sees half of one. They count only while the
+Each file is replaced as a whole, so a reader never sees half of one. run.json and parts.json count only while the
 installation holds its lock, however it ended.
 
-A judge that is away gives no vote until the deadline, so the log says nothing of it yet. The file is replaced as a
-whole whenever the judge begins or stops answering, or fails with another error, and otherwise once in NOTED_EVERY_MS.
+judge.json is there because the log says nothing of a judge that is away until a vote's deadline. It is written when the
+judge begins or stops answering, or fails with another error, and otherwise once in NOTED_EVERY_MS.
 """
 
 import json
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from clawstream.local.servers.accounts import in_use, write_private
 from clawstream.locks import locked
@@ -54,11 +55,8 @@ def settings_file(data_dir: Path) -> Path:
 
 def policy_of(data_dir: Path) -> str | None:
     """Return the id of the policy that was last up on this data folder; None: none was."""
-    try:
-        found: str = json.loads(settings_file(data_dir).read_text())["policy"]["id"]
-    except FileNotFoundError:
-        return None
-    return found
+    found = _read(settings_file(data_dir))
+    return None if found is None else str(found["policy"]["id"])
 
 
 @contextmanager
@@ -83,13 +81,8 @@ def announced(data_dir: Path, addresses: Addresses) -> Iterator[None]:
 
 def addresses_of(data_dir: Path) -> Addresses | None:
     """Return this data folder's running installation's addresses; None: none runs, or its servers are starting."""
-    if not in_use(data_dir / _LOCK):
-        return None
-    try:
-        found = json.loads((data_dir / _ADDRESSES).read_text())
-    except FileNotFoundError:
-        return None
-    return Addresses(**(found | {"engines": tuple(found["engines"])}))
+    found = _read(data_dir / _ADDRESSES) if in_use(data_dir / _LOCK) else None
+    return None if found is None else Addresses(**(found | {"engines": tuple(found["engines"])}))
 
 
 def write_parts(data_dir: Path, parts: Sequence[PartState]) -> None:
@@ -99,11 +92,15 @@ def write_parts(data_dir: Path, parts: Sequence[PartState]) -> None:
 
 def read_parts(data_dir: Path) -> tuple[PartState, ...]:
     """Return how the parts fared when the supervisor last wrote; `addresses_of` says whether it still runs."""
+    return tuple(PartState(**part) for part in _read(data_dir / _PARTS) or ())
+
+
+def _read(file: Path) -> Any:
+    """Return the JSON in the file; None: there is no such file."""
     try:
-        found = json.loads((data_dir / _PARTS).read_text())
+        return json.loads(file.read_text())
     except FileNotFoundError:
-        return ()
-    return tuple(PartState(**part) for part in found)
+        return None
 
 
 NOTED_EVERY_MS = 10_000

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class Child:
     process: asyncio.subprocess.Process | None = None
     restarts: int = 0
     proven: bool = False  # it was ready or steady once, so a death is no longer a failure to start
-    failure: str | None = field(default=None)  # why it is not started again
+    failure: str | None = None  # why it is not started again
     waits_for_person: bool = False  # a person has to look at the part, and the others go on without it
     since_ms: int = 0  # when its present state began, since the epoch, UTC
 
@@ -65,6 +65,13 @@ class Child:
     def running(self) -> bool:
         """Whether its process runs."""
         return self.process is not None and self.process.returncode is None
+
+    def state(self) -> PartState:
+        """Return what other commands may know of it."""
+        pid = self.process.pid if self.process is not None and self.running else None
+        return PartState(
+            name=self.part.name, pid=pid, restarts=self.restarts, since_ms=self.since_ms, failure=self.failure
+        )
 
 
 class Supervisor:
@@ -131,11 +138,6 @@ class Supervisor:
         if child.running:
             await self._end(child)
             self._note(child)
-
-    def lose(self, why: str) -> None:
-        """Set `failed`, as something that every part needs is gone for good; the watcher of `failed` ends all."""
-        self._lost = why
-        self.failed.set()
 
     def failure(self) -> str:
         """Return the error that names the failed part and the reason; call it once `failed` is set."""
@@ -207,7 +209,8 @@ class Supervisor:
     def _give_up(self, child: Child, reason: str) -> None:
         child.failure = reason
         self._note(child)
-        self.lose(self._words_on(child, reason))
+        self._lost = self._words_on(child, reason)
+        self.failed.set()  # whoever waits for it ends all
 
     def _leave_down(self, child: Child, reason: str) -> None:
         child.failure, child.waits_for_person = reason, True
@@ -217,7 +220,7 @@ class Supervisor:
     def _note(self, child: Child) -> None:
         child.since_ms = self._now_ms()
         try:
-            write_parts(self._folder, [_state(child) for child in self.children.values()])
+            write_parts(self._folder, [one.state() for one in self.children.values()])
         except OSError as error:  # a full disk: parts run on, and readers see the previous state
             log.warning("parts_not_written folder=%s why=%s", self._folder, error.strerror)
 
@@ -229,16 +232,6 @@ class Supervisor:
             return last_lines(self.log_of(name).read_text(errors="replace"))
         except FileNotFoundError:
             return "(it has none)"
-
-
-def _state(child: Child) -> PartState:
-    return PartState(
-        name=child.part.name,
-        pid=child.process.pid if child.process is not None and child.running else None,
-        restarts=child.restarts,
-        since_ms=child.since_ms,
-        failure=child.failure,
-    )
 
 
 _LOOK_EVERY_S = 0.25

@@ -27,11 +27,10 @@ from clawstream.monitoring.live import Live, MonitorReport, TimeSpan, as_json
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import GROUP, TOPICS, due_of, read_policy, waiting_since
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS
-from clawstream.stream.kafka.admin import offsets_at, set_group
 from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import PartitionId
+from clawstream.stream.log import Commit, PartitionId
 
 
 def _turns(stretch: TimeSpan) -> Mapping[str, int]:
@@ -122,9 +121,9 @@ async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
     broker = Broker(bootstrap=kafka.bootstrap, client_id=GROUP, security=security_of(kafka))
     board = PolicyBoard(settings.policy.id, due_of(settings.training))
     async with connected(kafka, client_id=GROUP) as kafka_log:
-        starts = await _starts(broker, kafka.prefix, kafka_log, board)
+        starts = await _starts(kafka_log, board)
         ends = await kafka_log.end_offsets(TOPICS)
-        await set_group(broker, kafka.prefix, GROUP, starts)
+        await kafka_log.put_back(GROUP, {place: Commit(start) for place, start in starts.items()})
     live = Live(
         board, {place: end for place, end in ends.items() if starts[place] < end}, judged=settings.judge.url is not None
     )
@@ -187,12 +186,11 @@ async def _listen(runner: web.AppRunner, settings: MonitorSettings) -> int:
     return port
 
 
-async def _starts(broker: Broker, prefix: str, kafka_log: KafkaLog, board: PolicyBoard) -> dict[PartitionId, int]:
+async def _starts(kafka_log: KafkaLog, board: PolicyBoard) -> dict[PartitionId, int]:
     """Return where to read from: an hour ago; samples, from the first that no batch has used up."""
     await read_policy(kafka_log, board)
     waiting = await waiting_since(kafka_log, board)
-    hour_ago_ms = _now_ms() - KEPT_MINUTES * MINUTE_MS
-    starts = await offsets_at(broker, prefix, await kafka_log.begin_offsets(TOPICS), hour_ago_ms)
+    starts = await kafka_log.offsets_at(TOPICS, _now_ms() - KEPT_MINUTES * MINUTE_MS)
     return {place: min(start, waiting.get(place, start)) for place, start in starts.items()}
 
 

@@ -5,8 +5,8 @@ folders that are closed to others. Where the kernel forbids such namespaces, as 
 number that no account has, and passes closed folders by a capability. Its binaries are copied to a place where it may
 run them, and no folder's permissions are changed for it.
 
-One server at a time: a folder is claimed by a lock that lasts until the server is gone, and only a folder that
-clawstream made is ever emptied.
+A folder has one server at a time, by a lock that lasts until the server is gone. Only a folder that clawstream made is
+ever emptied.
 """
 
 import os
@@ -14,7 +14,7 @@ import pwd
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +37,6 @@ class Identity:
     prefix: tuple[str, ...] = ()
     owner_id: int | None = None  # None: files keep their owner
     is_root: bool = False  # seen from outside its namespace, so no folder is closed to it
-
-    def command(self, command: Sequence[str]) -> list[str]:
-        """Return `command`, to be run by this identity."""
-        return [*self.prefix, *command]
 
     def give(self, path: Path) -> None:
         """Make this identity the owner of `path` and everything below it."""
@@ -158,11 +154,6 @@ def _closed(folder: Path) -> bool:
 _LOCK = ".clawstream-lock"
 _ADDRESS = "address"
 CLAIM_WITHIN_S = 30.0  # a server whose owner was killed needs a moment to end
-
-
-def data_folder(name: str) -> Path:
-    """The folder in which `name` is kept between runs."""
-    return Path(platformdirs.user_data_dir("clawstream")) / name
 
 
 def cache_folder() -> Path:

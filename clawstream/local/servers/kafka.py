@@ -9,8 +9,6 @@ that is down learns nothing. The controller's port is for the broker itself, by 
 import base64
 import secrets
 import shutil
-import socket
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +18,6 @@ from pydantic import SecretStr
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
-from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
 from clawstream.local.servers.server_process import HOST, ServerProcess, reserved, reserved_again, run_tool
 
@@ -43,11 +40,6 @@ def password_in(folder: Path) -> str | None:
         return None
 
 
-def keep_password(folder: Path, password: str) -> None:
-    """Store the password where `password_in` finds it."""
-    write_private(folder / _KEPT_IN, password)
-
-
 def access_to(folder: Path, bootstrap: str) -> dict[str, Any]:
     """Return the Kafka settings of a client of the broker in `folder`, which is at `bootstrap`."""
     password = password_in(folder)
@@ -60,16 +52,6 @@ def access_to(folder: Path, bootstrap: str) -> dict[str, Any]:
         "sasl_username": _USER,
         "sasl_password": SecretStr(password),
     }
-
-
-def credential(password: str) -> str:
-    """Return what Kafka's tools take as a user's password, with the user's name before it."""
-    return f"{_MECHANISM}=[name={_USER},password={password}]"
-
-
-def alteration(password: str) -> tuple[str, list[str]]:
-    """Return a file's content, and what kafka.admin.ConfigCommand is told with it, that gives the user the password."""
-    return f"{_MECHANISM}=password={password}\n", ["--alter", "--entity-type", "users", "--entity-name", _USER]
 
 
 def listeners(port: int, controller_port: int, password: str | None) -> str:
@@ -100,7 +82,6 @@ def listeners(port: int, controller_port: int, password: str | None) -> str:
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
 _CONFIG = Path(__file__).parent / "broker"
-_CORRELATION = 0x636C6177  # comes back in the reply; a server other than a broker does not send it
 _DATA, _NEW_DATA = "data", "data.new"
 _STARTED = "Kafka Server started"  # its last log line of a start: it lists itself, and takes requests
 # The first compiler only: half the processor time of a start and 35 MB less, for a load that never needs the second.
@@ -194,9 +175,10 @@ class EmbeddedKafka:
         settings, password = self.data_dir / "format.properties", new_password()
         accounts.write_private(settings, server_properties(_NEW_DATA, listeners(9092, 9093, None)))  # not listened on
         words = ["kafka.tools.StorageTool", "format", "--cluster-id", new_cluster_id(), "--config", settings.name]
-        _run(command, [*words, "--add-scram", credential(password)], self.data_dir, "could not be formatted")
+        words += ["--add-scram", f"{_MECHANISM}=[name={_USER},password={password}]"]
+        _run(command, words, self.data_dir, "could not be formatted")
         settings.unlink()
-        keep_password(self.data_dir, password)
+        accounts.write_private(self.data_dir / _KEPT_IN, password)
         (self.data_dir / _NEW_DATA).rename(self.data_dir / _DATA)
 
     def _close_once(self, command: Sequence[str]) -> None:
@@ -204,14 +186,13 @@ class EmbeddedKafka:
         if self._open_to_all or self._fresh or password_in(self.data_dir) or not (self.data_dir / _DATA).is_dir():
             return
         with EmbeddedKafka(self.data_dir, cache_dir=self._cache_dir, open_to_all=True) as broker:
-            password = new_password()
-            content, words = alteration(password)
-            file = self.data_dir / "credential.properties"
-            accounts.write_private(file, content)
-            words = ["kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, *words]
-            _run(command, [*words, "--add-config-file", file.name], self.data_dir, "could not be given a password")
+            password, file = new_password(), self.data_dir / "credential.properties"
+            accounts.write_private(file, f"{_MECHANISM}=password={password}\n")
+            words = ["kafka.admin.ConfigCommand", "--bootstrap-server", broker.bootstrap, "--alter"]
+            words += ["--entity-type", "users", "--entity-name", _USER, "--add-config-file", file.name]
+            _run(command, words, self.data_dir, "could not be given a password")
             file.unlink()
-            keep_password(self.data_dir, password)
+            accounts.write_private(self.data_dir / _KEPT_IN, password)
 
 
 def new_cluster_id() -> str:
@@ -244,19 +225,3 @@ def java_command(program: Path, jars: Path) -> list[str]:
     """Java, which is `program`, with the broker's classes, up to the name of the class to run."""
     log_config = (_CONFIG / "log4j2.properties").as_uri()
     return [str(program), *_JVM, f"-Dlog4j2.configurationFile={log_config}", "-cp", f"{jars}/*"]
-
-
-def answers(bootstrap: str, *, timeout_s: float = 2.0) -> bool:
-    """Whether the broker at host:port answers a metadata request with at least one broker that takes requests."""
-    host, _, port = bootstrap.rpartition(":")
-    request = struct.pack(">hhihi", 3, 0, _CORRELATION, -1, 0)  # Metadata, version 0, no client id, all topics
-    try:
-        with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            reply = connection.makefile("rb").read(12)
-    except OSError:
-        return False
-    if len(reply) < 12:
-        return False
-    _size, correlation, num_brokers = struct.unpack(">iii", reply)
-    return bool(correlation == _CORRELATION and num_brokers >= 1)

@@ -89,7 +89,7 @@ class EmbeddedPostgres:
             options = [f"-c{name}={value}" for name, value in (_SETTINGS | {"port": str(port)}).items()]
             server = [str(identity.reachable(programs) / "bin" / "postgres"), "-D", str(data), *options]
             self._server_process = ServerProcess(
-                identity.command(server),
+                [*identity.prefix, *server],
                 folder=self.data_dir,
                 log=self.log,
                 grace_s=STOP_WITHIN_S,
@@ -139,7 +139,7 @@ class EmbeddedPostgres:
             str(maker.reachable(programs) / "bin" / "initdb"), "-D", str(new), f"--username={USER}",
             f"--pwfile={proof}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C",
         ]  # fmt: skip
-        status, words = run_tool(maker.command(command), Path("/"), READY_WITHIN_S)
+        status, words = run_tool([*maker.prefix, *command], Path("/"), READY_WITHIN_S)
         proof.unlink()
         if status != 0:
             raise PartUnavailable(

@@ -206,7 +206,7 @@ def reserved(port: int | None = None, *, setting: str | None = None) -> Iterator
             keeper = kept.enter_context(_bound(port or 0))
             found: int = keeper.getsockname()[1]
             if _LINUX:
-                kept.enter_context(_said(found))
+                kept.enter_context(_shown_to_reservations(found))
         except OSError as error:
             named = "" if setting is None else f" ({setting})"
             raise PartUnavailable(
@@ -256,7 +256,7 @@ def _bound(port: int) -> socket.socket:
     raise AssertionError("the second try returns or raises")
 
 
-def _said(port: int) -> socket.socket:
+def _shown_to_reservations(port: int) -> socket.socket:
     """Return a socket by which other reservations see that this port is kept; a sharing socket does not show that."""
     name = socket.socket(socket.AF_UNIX)
     try:

@@ -1,11 +1,9 @@
 """Who may do what at the broker: a user for each stage, as topics/*.yaml says who writes and who reads.
 
-A stage may read and write only its own topics; topics and groups of other stages are closed to it.
-
-Only entries about our users and our topics and groups are changed; other grants of an operator stay.
+A stage may read and write only its own topics; topics and groups of other stages are closed to it. Only grants about
+our users, topics and groups are changed; an operator's other grants stay.
 """
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,8 +14,8 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import SecurityDisabled, for_code
 from aiokafka.protocol.admin import CreateAclsRequest_v1, DeleteAclsRequest_v1, DescribeAclsRequest_v1
 
-from clawstream.errors import ConfigError, TryLater
-from clawstream.stream.kafka.client import Broker, KafkaSecurity, kafka_errors
+from clawstream.errors import ConfigError
+from clawstream.stream.kafka.client import Broker, KafkaSecurity, kafka_errors, until_shown
 from clawstream.stream.topics import SCHEMAS, Topic, all_topics, dead_letter_topic
 
 Kind = Literal["topic", "group"]
@@ -158,7 +156,6 @@ def environments(passwords: Mapping[str, str]) -> dict[str, str]:
 
 _Word = TypeVar("_Word")
 _ANY, _ALLOW, _EVERYWHERE = 1, 3, "*"
-_LOOK_TIMES, _LOOK_AGAIN_S = 200, 0.05
 _KINDS: Mapping[Kind, int] = {"topic": 2, "group": 3}
 _PATTERNS: Mapping[Pattern, int] = {"literal": 3, "prefix": 4}
 _OPERATIONS: Mapping[Operation, int] = {"Read": 3, "Write": 4, "Describe": 8, "DescribeConfigs": 10}
@@ -192,17 +189,15 @@ async def grant(
         if taken:
             [*replies] = (await _ask(client, DeleteAclsRequest_v1([_entry(one) for one in taken]))).filter_responses
             _raise_for((code, message) for code, message, _ in replies)
-        await _until_there(client, prefix, wanted)
+
+        async def applied() -> bool:
+            return await _found(client, prefix) == wanted
+
+        await until_shown(
+            applied,
+            "Kafka agreed to an access list and does not show it yet; run `clawstream topics grant` in a while",
+        )
         return given, taken
-
-
-async def _until_there(client: AIOKafkaClient, prefix: str, wanted: set[Grant]) -> None:
-    """Return once the broker applies the grants that its controller has agreed to."""
-    for _ in range(_LOOK_TIMES):
-        if await _found(client, prefix) == wanted:
-            return
-        await asyncio.sleep(_LOOK_AGAIN_S)
-    raise TryLater("Kafka agreed to an access list and does not show it yet; run `clawstream topics grant` in a while")
 
 
 @asynccontextmanager

@@ -1,8 +1,7 @@
 """The broker's topics as topics/*.yaml says, and where a group begins to read.
 
-Nothing here deletes a topic, repartitions it or shortens its retention.
-
-A group's positions are set while nobody reads in it; the broker refuses anything else.
+Nothing here deletes a topic, repartitions it or shortens its retention. A group's positions are set only while nobody
+reads in it.
 """
 
 import asyncio
@@ -12,14 +11,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import GroupIdNotFound, KafkaError, for_code
 from aiokafka.structs import OffsetAndMetadata
 
-from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
-from clawstream.stream.kafka.client import Broker, KafkaSecurity, describe, kafka_errors
+from clawstream.errors import PartUnavailable, TopicMismatch
+from clawstream.stream.kafka.client import Broker, KafkaSecurity, describe, kafka_errors, started, until_shown
 from clawstream.stream.log import Commit, PartitionId
 from clawstream.stream.topics import (
     Altered,
@@ -36,8 +34,7 @@ from clawstream.stream.topics import (
 
 _SET_ON_TOPIC = 1  # the source of a setting, as DescribeConfigs reports it
 _EXISTS = 36
-_LOOK_TIMES = 200
-_LOOK_AGAIN_S = 0.05
+_ASK_AGAIN_S = 0.5
 
 
 async def plan(
@@ -53,13 +50,21 @@ async def apply(
 ) -> list[Change]:
     """Create and alter topics; return the changes. Raises TopicMismatch for a refused change, before any is made."""
     async with _admin(bootstrap, security) as admin:
+
+        async def as_wanted() -> bool:
+            return not await _changes(admin, prefix, partitions)
+
         changes = await _changes(admin, prefix, partitions)
         _raise_for([change for change in changes if isinstance(change, RefusedChange)], prefix)
         created = [change.topic for change in changes if isinstance(change, Created)]
         await _create(admin, prefix, created, partitions)
         await _alter(admin, prefix, [change for change in changes if isinstance(change, Altered)])
         if changes:
-            await _wait_until_there(admin, prefix, partitions)
+            await until_shown(
+                as_wanted,
+                "Kafka agreed to create and alter topics and does not show them yet; run `clawstream topics verify` "
+                "in a while",
+            )
         return changes
 
 
@@ -77,13 +82,16 @@ async def create(
 ) -> None:
     """Create the missing ones of `topics`; the others stay. Raises TopicMismatch where one can't be created."""
     async with _admin(bootstrap, security) as admin:
-        there = await _found(admin, prefix, [topic.name for topic in topics])
-        await _create(admin, prefix, [topic for topic in topics if topic.name not in there], None)
-        for _ in range(_LOOK_TIMES):
-            if len(await _found(admin, prefix, [topic.name for topic in topics])) == len(topics):
-                return
-            await asyncio.sleep(_LOOK_AGAIN_S)
-    raise TryLater("Kafka agreed to create topics and does not show them yet; try again in a while")
+
+        async def missing() -> list[Topic]:
+            there = await _found(admin, prefix, [topic.name for topic in topics])
+            return [topic for topic in topics if topic.name not in there]
+
+        async def all_there() -> bool:
+            return not await missing()
+
+        await _create(admin, prefix, await missing(), None)
+        await until_shown(all_there, "Kafka agreed to create topics and does not show them yet; try again in a while")
 
 
 def graph() -> str:
@@ -94,30 +102,14 @@ def graph() -> str:
 @asynccontextmanager
 async def _admin(bootstrap: str, security: KafkaSecurity | None) -> AsyncIterator[AIOKafkaAdminClient]:
     broker = Broker(bootstrap=bootstrap, client_id="clawstream-topics", security=security or KafkaSecurity())
-    admin = broker.admin()
-    try:
-        with broker.connecting():
-            await admin.start()
+    async with broker.admin() as admin:
         with kafka_errors("manage topics"):
             yield admin
-    finally:
-        await admin.close()
 
 
 async def _changes(admin: AIOKafkaAdminClient, prefix: str, partitions: int | None) -> list[Change]:
     wanted = all_topics()
     return diff(wanted, await _found(admin, prefix, [topic.name for topic in wanted]), partitions=partitions)
-
-
-async def _wait_until_there(admin: AIOKafkaAdminClient, prefix: str, partitions: int | None) -> None:
-    """Return once the broker shows the changes that its controller has agreed to."""
-    for _ in range(_LOOK_TIMES):
-        if not await _changes(admin, prefix, partitions):
-            return
-        await asyncio.sleep(_LOOK_AGAIN_S)
-    raise TryLater(
-        "Kafka agreed to create and alter topics and does not show them yet; run `clawstream topics verify` in a while"
-    )
 
 
 async def _found(admin: AIOKafkaAdminClient, prefix: str, names: Iterable[str]) -> dict[str, ExistingTopic]:
@@ -209,54 +201,25 @@ def _problem(change: Change) -> str:
             return f"{change.topic.name}: {change.what} is {change.found}, expected {change.wanted}; {change.remedy}"
 
 
-ASK_AGAIN_S = 0.5
-
-
-async def offsets_at(
-    broker: Broker, prefix: str, places: Iterable[PartitionId], time_ms: int
-) -> dict[PartitionId, int]:
-    """Return the offset of each partition's first record appended at `time_ms` or later; its end where none is."""
-    at = {TopicPartition(prefix + place.topic, place.partition): place for place in places}
-    async with _started(broker.consumer()) as consumer:
-        with kafka_errors("look for a time"):
-            found = await consumer.offsets_for_times(dict.fromkeys(at, time_ms))
-            ends = await consumer.end_offsets(list(at))
-    return {place: ends[one] if found[one] is None else found[one].offset for one, place in at.items()}
-
-
 async def set_group(
-    broker: Broker, prefix: str, group: str, starts: Mapping[PartitionId, int | Commit], *, within_s: float = 15.0
+    broker: Broker, group: str, commits: Mapping[PartitionId, Commit], *, within_s: float = 15.0
 ) -> None:
-    """Let `group` begin at `starts`, keeping their notes; waits until the broker forgets a killed member.
+    """Let `group` begin at `commits`; waits until the broker forgets a killed member.
 
     Raises PartUnavailable where somebody still reads in the group after `within_s`.
     """
-    name = prefix + group
-    await _emptied(broker, name, within_s)
-    offsets = {
-        TopicPartition(prefix + place.topic, place.partition): OffsetAndMetadata(
-            *(start if isinstance(start, Commit) else Commit(start))
-        )
-        for place, start in starts.items()
-    }
-    async with _started(broker.consumer(group_id=name)) as consumer:
-        consumer.assign(list(offsets))
-        with kafka_errors(f"set where {name} begins"):
-            await consumer.commit(offsets)
-
-
-async def _emptied(broker: Broker, name: str, within_s: float) -> None:
+    name = broker.prefix + group
     deadline = time.monotonic() + within_s
-    admin = broker.admin()
-    try:
-        with broker.connecting():
-            await admin.start()
+    async with broker.admin() as admin:
         while (reason := await _taken(admin, name)) is not None:
             if time.monotonic() > deadline:
                 raise PartUnavailable(f"the consumer group {name} can't be had within {within_s:g} s: {reason}")
-            await asyncio.sleep(ASK_AGAIN_S)
-    finally:
-        await admin.close()
+            await asyncio.sleep(_ASK_AGAIN_S)
+    offsets = {broker.at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
+    async with started(broker.consumer(group_id=name), "ask for positions") as consumer:
+        consumer.assign(list(offsets))
+        with kafka_errors(f"set where {name} begins"):
+            await consumer.commit(offsets)
 
 
 async def _taken(admin: AIOKafkaAdminClient, name: str) -> str | None:
@@ -270,13 +233,3 @@ async def _taken(admin: AIOKafkaAdminClient, name: str) -> str | None:
     if code and for_code(code) is not GroupIdNotFound:
         return str(for_code(code).__name__)
     return f"it has {len(members)} members already; stop the other process" if members else None
-
-
-@asynccontextmanager
-async def _started(consumer: AIOKafkaConsumer) -> AsyncIterator[AIOKafkaConsumer]:
-    try:
-        with kafka_errors("ask for positions"):
-            await consumer.start()
-        yield consumer
-    finally:
-        await consumer.stop()

@@ -20,7 +20,7 @@ from aiokafka.structs import RecordMetadata
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.stream.avro import Codec, headers_of, key_bytes
 from clawstream.stream.kafka.client import MAX_RECORD_BYTES, Broker, describe, to_its_end
-from clawstream.stream.log import Outgoing, Sealed
+from clawstream.stream.log import Outgoing, PartitionId, Sealed
 from clawstream.stream.topics import topic_of
 
 log = logging.getLogger(__name__)
@@ -31,32 +31,30 @@ _TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
 class EncodedRecord(NamedTuple):
-    """A record to write, its topic as the broker knows it."""
+    """A record to write, its topic without the installation's prefix."""
 
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Sequence[tuple[str, bytes | None]]
     what: str  # for messages
-    partition: int | None = None  # None: by the key
 
 
 class Appender:
     """A producer that is replaced when it fails, and a look at the broker every second."""
 
-    def __init__(self, broker: Broker, prefix: str, codec: Codec) -> None:
+    def __init__(self, broker: Broker, codec: Codec) -> None:
         self._broker = broker
-        self._prefix = prefix
         self._codec = codec
         self._source = f"/clawstream/{broker.client_id}"
         self._entering = asyncio.Lock()
-        self._turns: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[PartitionId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._producer: AIOKafkaProducer | None = None
         self._watch: asyncio.Task[None] | None = None
         self._healthy = True
 
     async def __aenter__(self) -> Self:
-        self._producer = await self._connected()
+        await self._ready()
         self._watch = asyncio.create_task(self._look_after())
         return self
 
@@ -73,10 +71,10 @@ class Appender:
         return self._healthy
 
     async def partitions_of(self, topic: str) -> set[int]:
-        """Return the partitions of a topic, by its name on the broker."""
+        """Return the numbers of a topic's partitions."""
         async with self._entering:
             producer = await self._ready()
-        partitions: set[int] = await producer.partitions_for(topic)
+        partitions: set[int] = await producer.partitions_for(self._broker.prefix + topic)
         return partitions
 
     def sealed(self, outgoing: Outgoing) -> Sealed:
@@ -92,7 +90,7 @@ class Appender:
         """Return the record as it is written here."""
         about = dict(sealed.headers)
         what = f"{about['ce_type'].decode().rpartition('.')[2]} {about['ce_id'].decode()}"
-        return EncodedRecord(self._prefix + sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
+        return EncodedRecord(sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
 
     async def append(self, records: Sequence[EncodedRecord]) -> None:
         """Return when all are acknowledged; raises TryLater where some may not be, UnusableEvent for one too large."""
@@ -110,7 +108,7 @@ class Appender:
                 raise await self._failed(error, record, producer) from error
         self._healthy = True
 
-    async def append_batches(self, batches: Mapping[tuple[str, int], Sequence[EncodedRecord]]) -> None:
+    async def append_batches(self, batches: Mapping[PartitionId, Sequence[EncodedRecord]]) -> None:
         """Return when all records are acknowledged, each partition's in their order; fast, for many at once.
 
         Raises as `append` does. Where it raises, some may be written.
@@ -119,15 +117,13 @@ class Appender:
             _refuse_oversize(record)
         async with self._entering:
             producer = await self._ready()
-        sent = [self._fill(producer, topic, number, records) for (topic, number), records in batches.items()]
+        sent = [self._fill(producer, place, records) for place, records in batches.items()]
         errors = [error for error in await asyncio.gather(*sent, return_exceptions=True) if error is not None]
         for error in errors:
             raise await self._failed(error, next(iter(batches.values()))[0], producer) from error
         self._healthy = True
 
-    async def _fill(
-        self, producer: AIOKafkaProducer, topic: str, number: int, records: Sequence[EncodedRecord]
-    ) -> None:
+    async def _fill(self, producer: AIOKafkaProducer, place: PartitionId, records: Sequence[EncodedRecord]) -> None:
         waiting = list(reversed(records))
         while waiting:
             batch = producer.create_batch()
@@ -138,22 +134,23 @@ class Appender:
                 waiting.pop()
             batch.close()
             # One at a time: the producer gives up on who waits for a partition's turn by the waits of all before it.
-            async with self._turns[topic, number]:
-                acknowledged = await producer.send_batch(batch, topic, partition=number)
+            async with self._turns[place]:
+                acknowledged = await producer.send_batch(
+                    batch, self._broker.prefix + place.topic, partition=place.partition
+                )
             await acknowledged
 
     async def _enter(
         self, record: EncodedRecord
     ) -> "tuple[asyncio.Future[RecordMetadata], EncodedRecord, AIOKafkaProducer]":
         producer = await self._ready()
+        topic = self._broker.prefix + record.topic
         try:
-            acknowledged = await producer.send(
-                record.topic, record.value, key=record.key, partition=record.partition, headers=record.headers
-            )
+            acknowledged = await producer.send(topic, record.value, key=record.key, headers=record.headers)
         except KafkaError as error:
             if _uncertain(error):
                 await self._drop()
-            raise _meaning(error, record) from error
+            raise self._meaning(error, record) from error
         return acknowledged, record, producer
 
     async def _failed(self, error: BaseException, record: EncodedRecord, producer: AIOKafkaProducer) -> Exception:
@@ -164,24 +161,27 @@ class Appender:
             async with self._entering:
                 if self._producer is producer:
                     await self._drop()
-        return _meaning(error, record)
+        return self._meaning(error, record)
+
+    def _meaning(self, error: KafkaError, record: EncodedRecord) -> Exception:
+        topic = self._broker.prefix + record.topic
+        if isinstance(error, _TOO_LARGE):
+            return UnusableEvent(f"{record.what} is larger than {topic} takes ({error}); it is not written")
+        return TryLater(f"Kafka did not acknowledge {record.what} on {topic}: {describe(error)}")
 
     async def _ready(self) -> AIOKafkaProducer:
+        """Return the producer; a new one is connected where the last one was dropped."""
         if self._producer is None:
-            self._producer = await self._connected()
+            producer = self._broker.producer()
+            try:
+                await producer.start()
+                self._producer = producer
+            except (KafkaError, OSError) as error:
+                raise TryLater(f"no Kafka broker answers at {self._broker.bootstrap} ({describe(error)})") from error
+            finally:
+                if self._producer is None:
+                    await to_its_end(_closed(producer))
         return self._producer
-
-    async def _connected(self) -> AIOKafkaProducer:
-        producer, started = self._broker.producer(), False
-        try:
-            await producer.start()
-            started = True
-        except (KafkaError, OSError) as error:
-            raise TryLater(f"no Kafka broker answers at {self._broker.bootstrap} ({describe(error)})") from error
-        finally:
-            if not started:
-                await to_its_end(_closed(producer))
-        return producer
 
     async def _drop(self) -> None:
         """Close the producer; what it holds is flushed where the broker still answers."""
@@ -227,12 +227,6 @@ def _refuse_oversize(record: EncodedRecord) -> None:
         raise UnusableEvent(
             f"{record.what} has {num_bytes} bytes, and a record at most {MAX_RECORD_BYTES - 2**16}; it is not written"
         )
-
-
-def _meaning(error: KafkaError, record: EncodedRecord) -> Exception:
-    if isinstance(error, _TOO_LARGE):
-        return UnusableEvent(f"{record.what} is larger than {record.topic} takes ({error}); it is not written")
-    return TryLater(f"Kafka did not acknowledge {record.what} on {record.topic}: {describe(error)}")
 
 
 def _uncertain(error: KafkaError) -> bool:

@@ -1,8 +1,11 @@
-"""How Kafka's clients are made: our credentials, how much is fetched or sent at once, what the broker's errors mean."""
+"""How Kafka's clients are made: our credentials, how much is fetched or sent at once, what the broker's errors mean.
+
+Here alone names of topics and groups get the installation's prefix and lose it.
+"""
 
 import asyncio
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +15,9 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.helpers import create_ssl_context
-from aiokafka.structs import OffsetAndMetadata
 
 from clawstream.errors import PartUnavailable, TryLater
+from clawstream.stream.log import Commit, PartitionId
 
 MAX_RECORD_BYTES = 9 * 2**20  # 8 MiB, and room for what surrounds a value; topics/*.yaml say the same
 BATCH_BYTES = 2**18  # of one partition, in one request; compressing more at once would delay a gateway's streams
@@ -22,6 +25,8 @@ LINGER_MS = 2
 CONNECT_WITHIN_S = 15.0
 ASK_TIMES = 20
 ASK_AGAIN_S = 0.3
+LOOK_TIMES = 200
+LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +46,12 @@ class KafkaSecurity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """The broker's address and how to log in; makes clients that are not connected yet."""
+    """The broker's address, how to log in, and the installation's prefix; makes clients that are not connected yet."""
 
     bootstrap: str
     client_id: str
-    security: KafkaSecurity
+    security: KafkaSecurity = KafkaSecurity()
+    prefix: str = ""
     batch_bytes: int = BATCH_BYTES
 
     def producer(self) -> AIOKafkaProducer:
@@ -60,13 +66,47 @@ class Broker:
         options: dict[str, Any] = {"enable_auto_commit": False, "auto_offset_reset": "none", "check_crcs": True}
         return _Consumer(**self._common(), **(options | more))
 
-    def admin(self) -> AIOKafkaAdminClient:
-        """An administrator."""
-        return AIOKafkaAdminClient(**self._common())
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        """Yield a connected administrator; raises PartUnavailable where no broker answers."""
+        admin = AIOKafkaAdminClient(**self._common())
+        try:
+            with self.connecting():
+                await admin.start()
+            yield admin
+        finally:
+            await admin.close()
 
     def asker(self) -> AIOKafkaClient:
         """A client for requests that the other clients have no method for."""
         return AIOKafkaClient(**self._common())
+
+    def at(self, place: tuple[str, int]) -> TopicPartition:
+        """Return the partition as the broker names it."""
+        return TopicPartition(self.prefix + place[0], place[1])
+
+    def place(self, at: TopicPartition) -> PartitionId:
+        """Return the partition without the prefix."""
+        return PartitionId(at.topic.removeprefix(self.prefix), at.partition)
+
+    async def committed(
+        self, admin: AIOKafkaAdminClient, group: str, at: list[TopicPartition] | None = None
+    ) -> dict[PartitionId, Commit]:
+        """Return how far the group has come, where it has read anything."""
+        name = self.prefix + group
+        for attempt in range(ASK_TIMES):
+            try:
+                found = await admin.list_consumer_group_offsets(name, partitions=at)
+            except KafkaError as error:
+                # A broker that never had a group first makes the topic that keeps groups.
+                if attempt == ASK_TIMES - 1 or not error.retriable:
+                    raise TryLater(f"Kafka does not say how far {name} has come: {describe(error)}") from error
+                await asyncio.sleep(ASK_AGAIN_S)
+            else:
+                break
+        return {
+            self.place(one): Commit(there.offset, there.metadata) for one, there in found.items() if there.offset >= 0
+        }
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
@@ -131,21 +171,24 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
         task.result()
 
 
-async def committed_offsets(
-    admin: AIOKafkaAdminClient, group: str, at: list[TopicPartition] | None = None
-) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return how far a group has come, where it has read anything; the group's name is the broker's."""
-    for attempt in range(ASK_TIMES):
-        try:
-            found = await admin.list_consumer_group_offsets(group, partitions=at)
-        except KafkaError as error:
-            # A broker that never had a group first makes the topic that keeps groups.
-            if attempt == ASK_TIMES - 1 or not error.retriable:
-                raise TryLater(f"Kafka does not say how far {group} has come: {describe(error)}") from error
-            await asyncio.sleep(ASK_AGAIN_S)
-        else:
-            break
-    return {place: there for place, there in found.items() if there.offset >= 0}
+async def until_shown(is_shown: Callable[[], Awaitable[bool]], late: str) -> None:
+    """Return once the broker shows what its controller has agreed to; raises TryLater with the words `late`."""
+    for _ in range(LOOK_TIMES):
+        if await is_shown():
+            return
+        await asyncio.sleep(LOOK_AGAIN_S)
+    raise TryLater(late)
+
+
+@asynccontextmanager
+async def started(consumer: AIOKafkaConsumer, doing: str) -> AsyncIterator[AIOKafkaConsumer]:
+    """Yield the consumer, connected for the length of the block."""
+    try:
+        with kafka_errors(doing):
+            await consumer.start()
+        yield consumer
+    finally:
+        await consumer.stop()
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """The log on Kafka.
 
 The one rule: an acknowledged event stays, in the order in which it was written, by key. Callers name topics and groups
-without the installation's prefix. The file has over 400 lines, as reading, writing and groups share one connection and
-its errors.
+without the installation's prefix.
 """
 
 import asyncio
@@ -26,14 +25,7 @@ from clawstream.stream.dead_letters import (
 )
 from clawstream.stream.kafka.admin import set_group
 from clawstream.stream.kafka.appending import Appender, EncodedRecord
-from clawstream.stream.kafka.client import (
-    BATCH_BYTES,
-    CONNECT_WITHIN_S,
-    Broker,
-    KafkaSecurity,
-    committed_offsets,
-    kafka_errors,
-)
+from clawstream.stream.kafka.client import BATCH_BYTES, CONNECT_WITHIN_S, Broker, KafkaSecurity, kafka_errors, started
 from clawstream.stream.kafka.member import GroupPatience, KafkaMember
 from clawstream.stream.log import (
     Arrived,
@@ -63,7 +55,6 @@ class KafkaLog:
     def __init__(
         self,
         broker: Broker,
-        prefix: str,
         codec: Codec,
         *,
         appender: Appender,
@@ -74,7 +65,6 @@ class KafkaLog:
         self.cluster_id = cluster_id  # the broker's own id of its data; None: it has none
         self._broker = broker
         self._patience = patience
-        self._prefix = prefix
         self._codec = codec
         self._appender = appender
         self._admin = admin
@@ -97,22 +87,25 @@ class KafkaLog:
 
         `batch_bytes` bounds what of a partition goes into one request; one request is under way at a time.
         """
+        login = security or KafkaSecurity()
         broker = Broker(
-            bootstrap=bootstrap, client_id=client_id, security=security or KafkaSecurity(), batch_bytes=batch_bytes
+            bootstrap=bootstrap, client_id=client_id, security=login, prefix=prefix, batch_bytes=batch_bytes
         )
         used = written_by or codec()
         async with AsyncExitStack() as stack:
             with broker.connecting():
                 async with asyncio.timeout(CONNECT_WITHIN_S):
-                    admin = broker.admin()
-                    stack.push_async_callback(admin.close)
-                    await admin.start()
+                    admin = await stack.enter_async_context(broker.admin())
                     cluster_id = (await admin.describe_cluster())["cluster_id"]
-                    appender = await stack.enter_async_context(Appender(broker, prefix, used))
+                    appender = await stack.enter_async_context(Appender(broker, used))
             log = cls(
-                broker, prefix, used,
-                appender=appender, admin=admin, patience=patience or GroupPatience(), cluster_id=cluster_id,
-            )  # fmt: skip
+                broker,
+                used,
+                appender=appender,
+                admin=admin,
+                patience=patience or GroupPatience(),
+                cluster_id=cluster_id,
+            )
             stack.push_async_callback(log._close_readers)
             yield log
 
@@ -156,11 +149,10 @@ class KafkaLog:
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
         """Return when all are acknowledged, each partition's in this order; raises TryLater if some may be missing."""
-        batches: dict[tuple[str, int], list[EncodedRecord]] = {}
+        batches: dict[PartitionId, list[EncodedRecord]] = {}
         for place, key, value, headers in records:
-            topic = self._prefix + place.topic
-            record = EncodedRecord(topic, key, value, list(headers), f"a record of {place.topic}")
-            batches.setdefault((topic, place.partition), []).append(record)
+            record = EncodedRecord(place.topic, key, value, list(headers), f"a record of {place.topic}")
+            batches.setdefault(place, []).append(record)
         await self._appender.append_batches(batches)
 
     async def publish_schemas(self) -> None:
@@ -168,7 +160,7 @@ class KafkaLog:
         await self._appender.append(
             [
                 EncodedRecord(
-                    topic=self._prefix + SCHEMAS,
+                    topic=SCHEMAS,
                     key=schema.fingerprint.hex().encode(),
                     value=schema.text.encode(),
                     headers=[("content-type", b"application/json")],
@@ -194,15 +186,13 @@ class KafkaLog:
         )
         what = f"the copy of {dead_letter_id.topic}-{dead_letter_id.partition} offset {dead_letter_id.offset}"
         headers = [*raw.headers, *why]
-        await self._appender.append([EncodedRecord(self._prefix + queue, raw.key, raw.value, headers, what)])
+        await self._appender.append([EncodedRecord(queue, raw.key, raw.value, headers, what)])
 
     async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
         """Write marks into the dead letters' queues, acknowledged."""
         await self._appender.append(
             [
-                EncodedRecord(
-                    self._prefix + needed_queue(mark.id), mark.key, None, mark_headers(mark), f"the mark of {mark.id}"
-                )
+                EncodedRecord(needed_queue(mark.id), mark.key, None, mark_headers(mark), f"the mark of {mark.id}")
                 for mark in marks
             ]
         )
@@ -257,11 +247,13 @@ class KafkaLog:
     ) -> AsyncIterator[KafkaMember]:
         """Be a member of `group` for the length of the block."""
         consumer = self._broker.consumer(
-            group_id=self._prefix + group, group_instance_id=instance_id, **self._patience.arguments()
+            group_id=self._broker.prefix + group, group_instance_id=instance_id, **self._patience.arguments()
         )
-        member = KafkaMember(consumer, listener, self._admin, self._prefix + group, self._prefix, self._arrived)
+        member = KafkaMember(
+            consumer, listener, self._broker, self._admin, group, lambda record: arrived(self._raw(record), self._codec)
+        )
         async with self._started(consumer):
-            consumer.subscribe(topics=[self._prefix + topic for topic in topics], listener=member.rebalance)
+            consumer.subscribe(topics=[self._broker.prefix + topic for topic in topics], listener=member)
             yield member
 
     async def subscribe(
@@ -283,13 +275,11 @@ class KafkaLog:
 
     async def end_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
-        async with self._reader() as consumer:
-            return await self._offsets(consumer.end_offsets, await self._places(topics))
+        return await self.offsets_at(topics, "latest")
 
     async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
-        async with self._reader() as consumer:
-            return await self._offsets(consumer.beginning_offsets, await self._places(topics))
+        return await self.offsets_at(topics, "earliest")
 
     async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
         """Return each partition's first offset at `start`, given as for `follow`; its end where there is none."""
@@ -298,13 +288,12 @@ class KafkaLog:
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
         """Return how far the group has come where it has read anything; `topics` None: on all of its topics."""
-        found = await committed_offsets(self._admin, self._prefix + group)
-        commits = {self._place(at): Commit(there.offset, there.metadata) for at, there in found.items()}
+        commits = await self._broker.committed(self._admin, group)
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
 
     async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
         """Let the group go on from these commits; raises PartUnavailable while somebody reads in it."""
-        await set_group(self._broker, self._prefix, group, commits)
+        await set_group(self._broker, group, commits)
 
     async def lag(self, group: str) -> int | None:
         """Return how many records the group has not done yet; None: it has never read."""
@@ -316,7 +305,7 @@ class KafkaLog:
 
     async def _fetch(self, place: PartitionId, offset: int) -> Raw:
         async with self._reader() as consumer:
-            at = self._at(place)
+            at = self._broker.at(place)
             consumer.assign([at])
             consumer.seek(at, offset)
             with kafka_errors(f"read {place.topic}-{place.partition} at offset {offset}"):
@@ -330,12 +319,10 @@ class KafkaLog:
     async def _started(self, consumer: AIOKafkaConsumer) -> AsyncIterator[AIOKafkaConsumer]:
         self._consumers.add(consumer)
         try:
-            with kafka_errors("read"):
-                await consumer.start()
-            yield consumer
+            async with started(consumer, "read"):
+                yield consumer
         finally:
             self._consumers.discard(consumer)
-            await consumer.stop()
 
     async def _close_readers(self) -> None:
         """End readers that were left in the middle when the log ends, not when they are collected as garbage."""
@@ -345,11 +332,11 @@ class KafkaLog:
     async def _read(
         self, consumer: AIOKafkaConsumer, starts: Mapping[PartitionId, int], ends: Mapping[PartitionId, int] | None
     ) -> AsyncIterator[Sequence[Raw]]:
-        left = {self._at(place) for place, start in starts.items() if ends is None or start < ends[place]}
+        starts = {place: start for place, start in starts.items() if ends is None or start < ends[place]}
+        left = set(map(self._broker.at, starts))
         consumer.assign(list(left))
         for place, offset in starts.items():
-            if self._at(place) in left:
-                consumer.seek(self._at(place), offset)
+            consumer.seek(self._broker.at(place), offset)
         while left:
             try:
                 with kafka_errors("read"):
@@ -363,7 +350,7 @@ class KafkaLog:
             if ends is not None:
                 read = [record for record in read if record.offset < ends[PartitionId(record.topic, record.partition)]]
                 for at in list(left):
-                    if await consumer.position(at) >= ends[self._place(at)]:
+                    if await consumer.position(at) >= ends[self._broker.place(at)]:
                         left.discard(at)
                         consumer.pause(at)
             if read:
@@ -374,16 +361,14 @@ class KafkaLog:
     ) -> dict[PartitionId, int]:
         if start == "latest":
             return await self._offsets(consumer.end_offsets, places)
-        begins = await self._offsets(consumer.beginning_offsets, places)
-        if isinstance(start, Mapping):
-            return {place: start.get(place, begin) for place, begin in begins.items()}
         if isinstance(start, int):
             ends = await self._offsets(consumer.end_offsets, places)
             with kafka_errors("look for a time"):
-                found = await consumer.offsets_for_times({self._at(place): start for place in places})
-            times = {self._place(at): there for at, there in found.items()}
-            return {place: ends[place] if times[place] is None else times[place].offset for place in places}
-        return begins
+                found = await consumer.offsets_for_times({self._broker.at(place): start for place in places})
+            return ends | {self._broker.place(at): there.offset for at, there in found.items() if there is not None}
+        begins = await self._offsets(consumer.beginning_offsets, places)
+        given = start if isinstance(start, Mapping) else {}
+        return {place: given.get(place, begin) for place, begin in begins.items()}
 
     async def _offsets(
         self,
@@ -391,23 +376,20 @@ class KafkaLog:
         places: Iterable[PartitionId],
     ) -> dict[PartitionId, int]:
         with kafka_errors("ask for offsets"):
-            found = await ask([self._at(place) for place in places])
-        return {self._place(at): offset for at, offset in found.items()}
+            found = await ask([self._broker.at(place) for place in places])
+        return {self._broker.place(at): offset for at, offset in found.items()}
 
     async def _places(self, topics: Sequence[str]) -> list[PartitionId]:
         with kafka_errors("ask for partitions"):
             return [
                 PartitionId(topic, partition)
                 for topic in topics
-                for partition in sorted(await self._appender.partitions_of(self._prefix + topic))
+                for partition in sorted(await self._appender.partitions_of(topic))
             ]
-
-    def _arrived(self, record: "ConsumerRecord[Any, Any]") -> Arrived:
-        return arrived(self._raw(record), self._codec)
 
     def _raw(self, record: "ConsumerRecord[Any, Any]") -> Raw:
         return Raw(
-            topic=record.topic.removeprefix(self._prefix),
+            topic=record.topic.removeprefix(self._broker.prefix),
             partition=record.partition,
             offset=record.offset,
             timestamp_ms=record.timestamp,
@@ -415,9 +397,3 @@ class KafkaLog:
             value=record.value,
             headers=tuple(record.headers),
         )
-
-    def _at(self, place: tuple[str, int]) -> TopicPartition:
-        return TopicPartition(self._prefix + place[0], place[1])
-
-    def _place(self, at: TopicPartition) -> PartitionId:
-        return PartitionId(at.topic.removeprefix(self._prefix), at.partition)

@@ -23,7 +23,7 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from clawstream.errors import TryLater
-from clawstream.stream.kafka.client import committed_offsets, describe
+from clawstream.stream.kafka.client import Broker, describe
 from clawstream.stream.log import Arrived, Commit, Listener, PartitionId
 
 _NOT_OURS = (CommitFailedError, IllegalStateError, RebalanceInProgressError, UnknownMemberIdError)
@@ -50,29 +50,28 @@ class GroupPatience:
         }
 
 
-class KafkaMember:
+class KafkaMember(ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types
     """A consumer of a group; `KafkaLog.join` makes it and ends it."""
 
     def __init__(
         self,
         consumer: AIOKafkaConsumer,
         listener: Listener,
+        broker: Broker,
         admin: AIOKafkaAdminClient,
         group: str,
-        prefix: str,
         arrived: "Callable[[ConsumerRecord[Any, Any]], Arrived]",
     ) -> None:
         self._consumer = consumer
         self._listener = listener
+        self._broker = broker
         self._admin = admin
         self._group = group
-        self._prefix = prefix
         self._arrived = arrived
         self._reading: frozenset[TopicPartition] = frozenset()
         self._paused: set[TopicPartition] = set()
         self._failure: BaseException | None = None
         self._given_in: int | None = None  # the group's generation
-        self.rebalance = _Rebalance(self)
 
     async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
         """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled.
@@ -87,10 +86,10 @@ class KafkaMember:
             self._consumer._subscription._fetch_count = 0  # noqa: SLF001  # no public one
             if isinstance(error, NoOffsetForPartitionError):
                 return {}  # the client sought a position before `assigned` had set ours; it raises that once
-            raise TryLater(f"Kafka does not let {self._group} read: {describe(error)}") from error
+            raise TryLater(f"Kafka does not let {self._broker.prefix}{self._group} read: {describe(error)}") from error
         self._raise_failure()
         return {
-            self._place(at): [self._arrived(record) for record in records]
+            self._broker.place(at): [self._arrived(record) for record in records]
             for at, records in found.items()
             if at in self._reading
         }
@@ -100,68 +99,67 @@ class KafkaMember:
         if self._generation() != self._given_in:
             # The client would commit from outside the group, which the broker accepts while the group has no member.
             return False
-        offsets = {self._at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
+        offsets = {self._broker.at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
         try:
             await self._consumer.commit(offsets)
         except _NOT_OURS:
             return False
         except KafkaError as error:
-            raise TryLater(f"Kafka did not take a commit of {self._group}: {describe(error)}") from error
+            raise TryLater(
+                f"Kafka did not take a commit of {self._broker.prefix}{self._group}: {describe(error)}"
+            ) from error
         return True
 
     def pause(self, places: Iterable[PartitionId]) -> None:
         """Fetch no more from these partitions until `resume`."""
-        wanted = {self._at(place) for place in places}
+        wanted = set(map(self._broker.at, places))
         self._paused |= wanted
         self._consumer.pause(*(wanted & self._assigned()))
 
     def resume(self, places: Iterable[PartitionId]) -> None:
         """Fetch from these partitions again."""
-        wanted = {self._at(place) for place in places}
+        wanted = set(map(self._broker.at, places))
         self._paused -= wanted
         self._consumer.resume(*(wanted & self._assigned() & self._reading))
 
     def caught_up(self, place: PartitionId) -> bool:
         """Return whether every record that the partition had at the last fetch has been polled."""
-        at = self._at(place)
+        at = self._broker.at(place)
         if at not in self._reading or at in self._paused or at not in self._assigned():
             return False
         state = self._consumer._subscription.subscription.assignment.state_value(at)  # noqa: SLF001  # no public one
         end = self._consumer.highwater(at)
         return end is not None and state.has_valid_position and state.position >= end
 
-    async def assigned(self, given: Iterable[TopicPartition]) -> None:
+    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """Ask the listener where to begin, and begin there."""
-        given = frozenset(given)
+        given = frozenset(assigned)
         self._given_in = self._generation()
         self._consumer.pause(*given)
         try:
-            starts = await self._listener.assigned(await self._committed(given))
+            commits = await self._broker.committed(self._admin, self._group, list(given))
+            places = map(self._broker.place, given)
+            starts = await self._listener.assigned({place: commits.get(place) for place in places})
         except Exception as error:  # noqa: BLE001  # the client logs what is raised here and goes on; `poll` raises it
             self._failure = error
             return
         if not given <= self._assigned():
             return
         for place, offset in starts.items():
-            self._consumer.seek(self._at(place), offset)
+            self._consumer.seek(self._broker.at(place), offset)
         self._reading = given
         self._consumer.resume(*(given - self._paused))
 
-    async def revoked(self, places: Iterable[TopicPartition]) -> None:
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Stop reading and let the listener finish."""
         gone, self._reading = self._reading, frozenset()
         self._paused.clear()
         assigned = self._assigned()
-        self._consumer.pause(*(at for at in places if at in assigned))
+        self._consumer.pause(*(at for at in revoked if at in assigned))
         try:
-            await self._listener.revoked(frozenset(map(self._place, gone)))
-        except Exception as error:  # noqa: BLE001  # see `assigned`
+            await self._listener.revoked(frozenset(map(self._broker.place, gone)))
+        except Exception as error:  # noqa: BLE001  # see `on_partitions_assigned`
             self._failure = error
-
-    async def _committed(self, given: Iterable[TopicPartition]) -> dict[PartitionId, Commit | None]:
-        found = await committed_offsets(self._admin, self._group, list(given))
-        commits = {at: Commit(there.offset, there.metadata) for at, there in found.items()}
-        return {self._place(at): commits.get(at) for at in given}
 
     def _generation(self) -> int:
         number: int = self._consumer._coordinator.generation  # noqa: SLF001  # no public one
@@ -173,20 +171,3 @@ class KafkaMember:
 
     def _assigned(self) -> frozenset[TopicPartition]:
         return frozenset(self._consumer.assignment())
-
-    def _at(self, place: PartitionId) -> TopicPartition:
-        return TopicPartition(self._prefix + place.topic, place.partition)
-
-    def _place(self, at: TopicPartition) -> PartitionId:
-        return PartitionId(at.topic.removeprefix(self._prefix), at.partition)
-
-
-class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types
-    def __init__(self, member: KafkaMember) -> None:
-        self._member = member
-
-    async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        await self._member.assigned(assigned)
-
-    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        await self._member.revoked(revoked)

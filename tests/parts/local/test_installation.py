@@ -21,7 +21,9 @@ from clawstream.config import (
 from clawstream.errors import PartUnavailable
 from clawstream.inference.sglang import LOADS_WITHIN_S
 from clawstream.local import installation
-from clawstream.local.installation import STAGES, _elsewhere, _with_database, _with_ports
+from clawstream.local.installation import STAGES, _stages, _with_database, _with_ports
+from clawstream.local.servers.kafka import EmbeddedKafka
+from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.server_process import answers, reserved
 from clawstream.local.supervisor import Patience, RestartableServer, Supervisor
 from clawstream.simulation.policy.base import base_policy
@@ -95,7 +97,7 @@ async def test_a_page_that_is_not_ready_says_what_it_lacks() -> None:
 
 def test_a_trainer_on_another_machine_is_not_started_here_too() -> None:
     here, elsewhere = Settings(), Settings(weights=WeightsSettings(url="http://127.0.0.1:30067"))
-    assert ["train" in _elsewhere(settings) for settings in (here, elsewhere)] == [False, True]
+    assert ["train" in _stages(settings) for settings in (here, elsewhere)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,7 @@ def test_a_trainer_on_another_machine_is_not_started_here_too() -> None:
 def test_prompts_are_answered_anew_here_only_where_the_settings_want_it(
     training: TrainingSettings, *, runs: bool
 ) -> None:
-    assert ("refresh" in STAGES, "refresh" in _elsewhere(Settings(training=training))) == (True, not runs)
+    assert ("refresh" in STAGES, "refresh" in _stages(Settings(training=training))) == (True, runs)
 
 
 async def test_the_embedded_database_has_the_same_address_at_each_start(tmp_path: Path) -> None:
@@ -118,7 +120,12 @@ async def test_the_embedded_database_has_the_same_address_at_each_start(tmp_path
     urls = []
     for _ in range(2):
         with ExitStack() as stack:
-            found = await _with_database(asked, stack, servers.append, fresh=False, say=lambda _: None)
+
+            async def start(server: EmbeddedKafka | EmbeddedPostgres, stack: ExitStack = stack) -> None:
+                stack.enter_context(server)
+                servers.append(server)
+
+            found = await _with_database(asked, start, fresh=False)
             assert found.url is not None
             urls.append(found.url.get_secret_value())
             with psycopg.connect(urls[-1].replace("+psycopg", "")) as connection:

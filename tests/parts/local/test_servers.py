@@ -9,8 +9,8 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from clawstream.local.servers.kafka import answers
 from tests import servers
+from tests.servers import answers
 
 NEEDS_KAFKA = "def test_a(kafka_bootstrap): pass\ndef test_b(kafka_bootstrap): pass\n"
 

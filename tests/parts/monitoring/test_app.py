@@ -24,9 +24,10 @@ from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.reading import TOPICS
 from clawstream.monitoring.status import status
 from clawstream.stream.kafka import admin
-from clawstream.stream.kafka.admin import offsets_at, set_group
-from clawstream.stream.kafka.client import Broker, KafkaSecurity
+from clawstream.stream.kafka.admin import set_group
+from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.log import Commit
 from clawstream.stream.stage import DAY_MS
 from clawstream.stream.topics import all_topics
 from tests.sessions import EXCHANGES, Session, user
@@ -202,16 +203,15 @@ async def test_a_brokers_clock_that_is_wrong_is_an_alarm_of_monitor_and_status_u
 
 @pytest.mark.slow
 async def test_a_group_that_somebody_reads_in_is_refused_by_name(site: Site) -> None:
-    broker = Broker(bootstrap=site.bootstrap, client_id="test", security=KafkaSecurity())
-    starts = await site.log.begin_offsets([VOTES])
+    broker = Broker(bootstrap=site.bootstrap, client_id="test", prefix=site.prefix)
+    starts = {place: Commit(offset) for place, offset in (await site.log.begin_offsets([VOTES])).items()}
     async with monitoring(site.settings) as ask:
         await until(ask, lambda told: bool(told["rebuilt"]))
         with pytest.raises(PartUnavailable, match=r"group .*monitor can't be had .* it has 1 members already"):
-            await set_group(broker, site.prefix, "monitor", starts, within_s=0.1)
+            await set_group(broker, "monitor", starts, within_s=0.1)
 
 
 async def test_a_time_is_found_between_two_records_and_the_end_after_the_last(site: Site) -> None:
-    broker = Broker(bootstrap=site.bootstrap, client_id="test", security=KafkaSecurity())
     await site.write([vote(0)])
     await site.write([vote(1)])
     stamps = [
@@ -220,11 +220,10 @@ async def test_a_time_is_found_between_two_records_and_the_end_after_the_last(si
         for record in records
     ]
     (partition, _, first_ms), (_, second, second_ms) = stamps
-    places = await site.log.begin_offsets([VOTES])
     expected = second if second_ms > first_ms else 0
-    found = await offsets_at(broker, site.prefix, places, first_ms + 1)
+    found = await site.log.offsets_at([VOTES], first_ms + 1)
     assert {place.partition: at for place, at in found.items() if at} == ({partition: expected} if expected else {})
-    after = await offsets_at(broker, site.prefix, places, second_ms + 1)
+    after = await site.log.offsets_at([VOTES], second_ms + 1)
     assert {place.partition: at for place, at in after.items() if at} == {partition: 2}
 
 

@@ -17,4 +17,4 @@ async def append_bytes(
     if isinstance(log, MemoryLog):
         log.broker.write(topic, key, value, headers)
     else:
-        await log._appender.append([EncodedRecord(log._prefix + topic, key, value, headers, "noise")])
+        await log._appender.append([EncodedRecord(topic, key, value, headers, "noise")])

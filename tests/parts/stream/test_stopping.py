@@ -73,7 +73,8 @@ async def test_a_writer_whose_end_is_cancelled_ends_whole_all_the_same(
     kafka_bootstrap: str, topic_prefix: str, num_waits: int
 ) -> None:
     others = asyncio.all_tasks()
-    appender = await Appender(broker_at(kafka_bootstrap), topic_prefix, codec()).__aenter__()
+    broker = Broker(bootstrap=kafka_bootstrap, client_id="test", prefix=topic_prefix)
+    appender = await Appender(broker, codec()).__aenter__()
     await cancelled_after(num_waits, appender.__aexit__(None, None, None))
     await all_ended(others)
 
