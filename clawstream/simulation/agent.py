@@ -47,7 +47,7 @@ class AgentClient:
         headers = {"X-Session-Id": session, "X-Turn-Type": "main", **group}
         asked_at_s = time.time()  # the request that is under way
 
-        def heard(answered: PolicyAnswer) -> None:
+        def on_answer(answered: PolicyAnswer) -> None:
             nonlocal asked_at_s
             _report(
                 session, first_answer=answered.step == 0, started_at_s=answered.started_at_s,
@@ -56,7 +56,7 @@ class AgentClient:
             asked_at_s = time.time()
 
         try:
-            ended = await self._agent.attempt(attempt.task, headers, heard)
+            ended = await self._agent.attempt(attempt.task, headers, on_answer)
             score = 1.0 if ended.right else -1.0
             outcome = {"response_id": ended.response_id, "source": "environment", "score": score}
             await self._client.post("/feedback", body=outcome, cast_to=object)

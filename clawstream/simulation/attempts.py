@@ -39,7 +39,7 @@ class Ended:
     response_id: str  # of its last answer
 
 
-Heard = Callable[[PolicyAnswer], None]
+OnAnswer = Callable[[PolicyAnswer], None]
 
 
 class Agent:
@@ -50,7 +50,7 @@ class Agent:
         self._temperature = openai.omit if temperature is None else temperature
 
     async def attempt(
-        self, task: ChainTask, headers: Mapping[str, str], heard: Heard, *, hinted: bool = False,
+        self, task: ChainTask, headers: Mapping[str, str], on_answer: OnAnswer, *, hinted: bool = False,
         seed: Callable[[int], int] | None = None,
     ) -> Ended:  # fmt: skip
         """Try the task and return the end; `seed` gives the sampling's seed by step. Raises openai.OpenAIError."""
@@ -58,7 +58,7 @@ class Agent:
         messages: list[Any] = [{"role": "user", "content": asked}]
         for step in range(MAX_STEPS):
             grouped = {"X-Step-Index": str(step)} if "X-Group-Id" in headers else {}
-            reply = await self._ask(messages, {**headers, **grouped}, heard, step, seed)
+            reply = await self._ask(messages, {**headers, **grouped}, on_answer, step, seed)
             said = reply.choices[0].message
             if not said.tool_calls:
                 break
@@ -66,7 +66,7 @@ class Agent:
         return Ended(right=is_right(task, said), response_id=reply.id)
 
     async def _ask(
-        self, messages: list[Any], headers: Mapping[str, str], heard: Heard, step: int,
+        self, messages: list[Any], headers: Mapping[str, str], on_answer: OnAnswer, step: int,
         seed: Callable[[int], int] | None,
     ) -> ChatCompletion:  # fmt: skip
         started_at_s, started = time.time(), time.perf_counter()
@@ -80,7 +80,7 @@ class Agent:
             temperature=self._temperature,
         )
         reply = raw.parse()
-        heard(
+        on_answer(
             PolicyAnswer(
                 step=step,
                 started_at_s=started_at_s,

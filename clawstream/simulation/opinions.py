@@ -147,7 +147,7 @@ def _score(reaction: Reaction, *, wrong: bool) -> str:
 
 _REQUEST = re.compile(r"<request>\s*(.*?)\s*</request>", re.DOTALL)
 _ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
-_TOLD = re.compile(r"\b(?:(take)|(add)|(times)|(minus)) ([0-9]+)")
+_OPERATION = re.compile(r"\b(?:(take)|(add)|(times)|(minus)) ([0-9]+)")
 _SIGNS = {"add": "+", "times": "*", "minus": "-"}
 _CALL = re.compile(r'\(calls \w+ with \{"expression":\s*"([^"]*)"\}\)')
 _SHOWN = re.compile(r"\[tool\]\s*(-?[0-9]+)")  # an error shows none
@@ -182,9 +182,10 @@ def is_due(prompt: str) -> bool:
 
 def _next(request: str) -> str | None:
     """Return the call that is due; None: every operation has a result."""
-    told = [(word.lower(), number) for *words, number in _TOLD.findall(request.lower()) for word in words if word]
-    shown = [told[0][1] if told else "", *_SHOWN.findall(request)]
-    if len(shown) >= len(told):
+    found = _OPERATION.findall(request.lower())
+    operations = [(word, number) for *words, number in found for word in words if word]
+    shown = [operations[0][1] if operations else "", *_SHOWN.findall(request)]
+    if len(shown) >= len(operations):
         return None
-    word, number = told[len(shown)]
+    word, number = operations[len(shown)]
     return f"{shown[-1]}{_SIGNS[word]}{number}"

@@ -195,10 +195,10 @@ def learn(
             )
     if policy_base == "own":
         _refuse_not_own(settings, without, at_once=at_once)
-    place = folder or settings.data_dir / "learn"
-    place.mkdir(parents=True, exist_ok=True)
-    asked_in = place / "problems" / (scenario if problems is None else f"{scenario}-{problems.stem}")
-    with locked(place / ".lock", within_s=1.0):
+    kept_in = folder or settings.data_dir / "learn"
+    kept_in.mkdir(parents=True, exist_ok=True)
+    asked_in = kept_in / "problems" / (scenario if problems is None else f"{scenario}-{problems.stem}")
+    with locked(kept_in / ".lock", within_s=1.0):
         try:
             people = people_of(scenario, asked_in, problems=problems)
         except UnusableProblems as error:
@@ -212,15 +212,15 @@ def learn(
             score_at=tuple(at), flip_after=flip_after,
         )  # fmt: skip
         cells = grid(like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by)
-        runs = Grid(place, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
+        runs = Grid(kept_in, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
         reference, rows = asyncio.run(_run(runs, cells, at_once=at_once))
         written = json.dumps([with_lines(row) for row in rows], indent=1)
-        for file in (place / "report.json", *(() if json_file is None else (json_file,))):
+        for file in (kept_in / "report.json", *(() if json_file is None else (json_file,))):
             file.write_text(written)
-        picture = plot or place / "curves.png"
+        picture = plot or kept_in / "curves.png"
         plot_curves(curves(rows), reference, f"{scenario}, {policy_base} base", picture, unit=cast.unit)
     show(tables(rows, reference))
-    _say_where(rows, picture, place / "cells")
+    _say_where(rows, picture, kept_in / "cells")
     if any(row.error is not None for row in rows):
         raise typer.Exit(2)
 

@@ -103,10 +103,10 @@ class ProgressLines:
 
     def __call__(self, name: str, step: "Step") -> None:
         """Say `step`, unless only its counts are new."""
-        told = (step.phase, step.update, step.score)
-        if told == self._said.get(name):
+        state = (step.phase, step.update, step.score)
+        if state == self._said.get(name):
             return
-        self._said[name] = told
+        self._said[name] = state
         score = "" if step.score is None else f", score {step.score:.2f}"
         requests = "" if step.requests is None else f", {step.requests} requests"
         typer.echo(f"{_named(name, step.phase)}: {step.update}/{self._updates} {self._unit}{score}{requests}", err=True)

@@ -66,12 +66,12 @@ def compare(
     choices = _choose(found, console, folder / "choices.jsonl")
     from clawstream.replay.blind import tally
 
-    told = tally(choices.values())
-    written = json.dumps(_as_json(found, told, choices), indent=1)
+    counts = tally(choices.values())
+    written = json.dumps(_as_json(found, counts, choices), indent=1)
     (folder / "comparison.json").write_text(written)
     if json_file is not None:
         json_file.write_text(written)
-    Console().print(_tables(found, told), *_lessons(found.lessons), sep="\n")
+    Console().print(_tables(found, counts), *_lessons(found.lessons), sep="\n")
     console.print(f"\nAnswers and choices: {folder}", soft_wrap=True)
 
 
@@ -160,19 +160,19 @@ def _short(text: str) -> str:
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:half]}\n...\n{shown[-half:]}"
 
 
-def _tables(found: RealComparison, told: "PreferenceCounts") -> Table:
+def _tables(found: RealComparison, counts: "PreferenceCounts") -> Table:
     from clawstream.simulation.marks import wilson
 
     table = Table(title=f"Version {found.after} beside version {found.before}", title_justify="left")
     for name in ("", f"version {found.before}", f"version {found.after}", "neither"):
         table.add_column(name, justify="right")
-    table.add_row("you prefer", str(told.before), str(told.after), str(told.equal))
+    table.add_row("you prefer", str(counts.before), str(counts.after), str(counts.equal))
     table.add_row(f"unrelated tasks solved, of {found.num_tasks}", *map(str, found.solved), "")
-    if told.decided:
-        low, high = wilson(told.after, told.decided)
+    if counts.decided:
+        low, high = wilson(counts.after, counts.decided)
         table.caption = (
-            f"{told.after / told.decided:.0%} of your choices are for version {found.after} "
-            f"(95 % interval {low:.0%} - {high:.0%}; by chance alone, as clear a choice has p = {told.chance:.2g})"
+            f"{counts.after / counts.decided:.0%} of your choices are for version {found.after} "
+            f"(95 % interval {low:.0%} - {high:.0%}; by chance alone, as clear a choice has p = {counts.chance:.2g})"
         )
     return table
 
@@ -193,11 +193,11 @@ def _lessons(lessons: Sequence["LearnedTurn"]) -> list[Table]:
     return [table] if lessons else []
 
 
-def _as_json(found: RealComparison, told: "PreferenceCounts", choices: dict[str, "Choice"]) -> dict[str, object]:
+def _as_json(found: RealComparison, counts: "PreferenceCounts", choices: dict[str, "Choice"]) -> dict[str, object]:
     return {
         "before": found.before,
         "after": found.after,
-        "preferred": {"before": told.before, "after": told.after, "equal": told.equal, "p": told.chance},
+        "preferred": {"before": counts.before, "after": counts.after, "equal": counts.equal, "p": counts.chance},
         "unrelated": {"tasks": found.num_tasks, "before": found.solved[0], "after": found.solved[1]},
         "pairs": [asdict(pair) | {"choice": choices.get(pair.turn_id)} for pair in found.pairs],
         "learned_from": [asdict(lesson) for lesson in found.lessons],

@@ -28,8 +28,8 @@ _SWITCH_INTERVAL_S = 0.0005
 
 
 def serve(
-    *,
     model_path: str,
+    *,
     host: str = "127.0.0.1",
     port: int = 30100,
     context_length: int | None = None,

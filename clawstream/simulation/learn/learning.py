@@ -48,8 +48,8 @@ class Grid:
         kept = self._folder / f"{kind}-{self._people.scenario}-{self._people.sha}-{self._base_sha}.json"
         found = _read(kept, Reference)
         if found is None:
-            async with room(self._folder / "scoring", self._people, self._cache_dir, own=self._own) as place:
-                asking = replace(place, problems=problems)
+            async with room(self._folder / "scoring", self._people, self._cache_dir, own=self._own) as scoring:
+                asking = replace(scoring, problems=problems)
                 say("scoring the base; that takes a minute or two, and it is kept")
                 baseline = await asking.score(self._base, 0, base=self._base, hinted=False)
                 say(f"the base scores {baseline.score:.2f}; scoring it with the hint in its prompt")

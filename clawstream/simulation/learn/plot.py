@@ -35,11 +35,9 @@ def plot_scores(figures: Figures, path: Path) -> None:
         xlabel=f"weight updates (micro-batches; {figures.samples} samples in all)",
         ylabel="right and in the wanted style",
         title=f"{figures.method}, seed {figures.seed}: first answers to {figures.problems} held-out problems",
-        ylim=(0, 1.05),
     )
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
+    _frame(axes)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
@@ -75,9 +73,8 @@ def curves_figure(curves: Sequence[Curve], reference: Reference, title: str, *, 
         flip = min((place for place in flips if place is not None), default=end)
         for score, left, right in _ceilings(reference, start, flip, end):
             axes.hlines(score, left, right, color="#888888", linestyle="--", linewidth=1)
-        axes.set(xlabel=label, xlim=(start, end), ylim=(0, 1.05))
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xlabel=label, xlim=(start, end))
+        _frame(axes)
     for after in {curve.flip.update for curve in curves if curve.flip is not None}:
         both[0].axvline(after, color="#888888", linestyle=":", linewidth=1)
         both[0].annotate(
@@ -109,6 +106,12 @@ def _pieces(curve: Curve) -> list[Sequence[Point]]:
         [p for p in curve.points if p.update <= after],
         [curve.flip, *(p for p in curve.points if p.update > after)],
     ]
+
+
+def _frame(axes: Any) -> None:
+    axes.set_ylim(0, 1.05)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _bars(means: Sequence[Mean]) -> list[list[float]]:

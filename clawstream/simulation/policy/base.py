@@ -18,7 +18,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation.policy.recipe import RECIPES, place
+from clawstream.simulation.policy.recipe import RECIPES, folder_of
 
 SHIPPED = Path(__file__).parent / "shipped"
 _WEIGHTS, _SEAL = "model.safetensors", "made_by.json"
@@ -82,7 +82,7 @@ def _seal() -> dict[str, str]:
 
 def base_policy(cache_dir: Path, base: str = "demo") -> Path:
     """Return the folder of the policy by a recipe; where it has to be built, progress goes to stderr."""
-    folder = place(cache_dir, RECIPES[base])
+    folder = folder_of(cache_dir, RECIPES[base])
     if folder.is_dir():
         return folder
     if RECIPES[base].digest() == made_by():

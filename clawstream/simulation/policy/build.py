@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.policy import base as shipped
 from clawstream.simulation.policy import recipe as tokenizer
-from clawstream.simulation.policy.recipe import RECIPES, Base, Recipe, place
+from clawstream.simulation.policy.recipe import RECIPES, Base, Recipe, folder_of
 
 _SORTED_BATCHES = 16  # so many batches' lessons are sorted by length together, which saves most of the padding
 _NOT_LEARNED = -100
@@ -57,7 +57,7 @@ def lessons_of(recipe: Recipe) -> list[TrainingExample]:
 
 def ensure(cache_dir: Path, recipe: Recipe) -> Path:
     """Return the Hugging Face folder of the policy, built now if the cache has none of this recipe."""
-    folder = place(cache_dir, recipe)
+    folder = folder_of(cache_dir, recipe)
     if folder.is_dir():
         return folder
     transformers_logging.disable_progress_bar()

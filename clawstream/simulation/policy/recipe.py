@@ -132,6 +132,6 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 )
 
 
-def place(cache_dir: Path, recipe: Recipe) -> Path:
+def folder_of(cache_dir: Path, recipe: Recipe) -> Path:
     """Return where the policy of this recipe is kept, whether it is there or not."""
     return cache_dir / f"simulated-policy-{recipe.digest()}"
