@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import orjson
 import typer
@@ -107,13 +107,9 @@ def completion(prompt: str, text: str) -> dict[str, object]:
 def _by_role(body: dict[str, object], role: str) -> str:
     messages = body["messages"]
     assert isinstance(messages, list)
-    said: list[str] = []
-    for message in messages:
-        if not isinstance(message, dict) or message.get("role") != role:
-            continue
-        if not isinstance(message.get("content"), str):
-            raise UnusableRequest(f"the content of a {role} message is not a string; send plain text")
-        said.append(message["content"])
+    said: list[Any] = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == role]
+    if not all(isinstance(content, str) for content in said):
+        raise UnusableRequest(f"the content of a {role} message is not a string; send plain text")
     return "\n".join(said)
 
 

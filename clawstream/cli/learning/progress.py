@@ -109,11 +109,8 @@ class ProgressLines:
         self._said[name] = state
         score = "" if step.score is None else f", score {step.score:.2f}"
         requests = "" if step.requests is None else f", {step.requests} requests"
-        typer.echo(f"{_named(name, step.phase)}: {step.update}/{self._updates} {self._unit}{score}{requests}", err=True)
-
-
-def _named(name: str, phase: str) -> str:
-    return f"{name}: {phase}" if name else phase
+        named = f"{name}: {step.phase}" if name else step.phase
+        typer.echo(f"{named}: {step.update}/{self._updates} {self._unit}{score}{requests}", err=True)
 
 
 def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:

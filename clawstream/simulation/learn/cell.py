@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import json
 import shutil
+import statistics
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import clawstream
 from clawstream.config import load
 from clawstream.errors import OperatorError, TryLater
 from clawstream.simulation.learn.grid import Cell
-from clawstream.simulation.learn.outcome import CellOutcome, median, read_as, update_of
+from clawstream.simulation.learn.outcome import CellOutcome, read_as, update_of
 from clawstream.simulation.learn.scoring import TEMPERATURE, CheckpointScoring, room
 from clawstream.simulation.runs.figures import VersionScore, at_share
 from clawstream.simulation.runs.run import People, Plan, RunProgress, RunRecord, simulate
@@ -76,7 +77,7 @@ def _outcome(
         samples=counts.samples,
         corrections=counts.corrections,
         refusals=counts.refusals,
-        correction_to_policy_s=median(took_s),
+        correction_to_policy_s=statistics.median(took_s) if took_s else None,
         correction_to_policy_p90_s=at_share(took_s, 0.9) if took_s else None,
         steps=tuple(update_of(step, update) for update, step in enumerate(record.steps, 1)),
         rejected=record.num_rejected,

@@ -4,8 +4,7 @@ The one rule: a figure that was not measured is None, and a failed cell has its 
 """
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -175,8 +174,3 @@ def update_of(step: StepTaken, update: int) -> StepFigures:
 def read_as(kind: type[T], text: str) -> T:
     """Return a value of a dataclass that was written as JSON of its `asdict`; raises ValueError for any other text."""
     return TypeAdapter(kind).validate_python(json.loads(text))
-
-
-def median(values: Sequence[float]) -> float | None:
-    """Return the median; None of nothing."""
-    return statistics.median(values) if values else None
