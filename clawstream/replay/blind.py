@@ -1,6 +1,7 @@
 """Which of two answers a person prefers without knowing whose they are, and what the choices show together. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,7 +80,4 @@ class PreferenceCounts:
 
 def tally(choices: Iterable[Choice]) -> PreferenceCounts:
     """Return how often each was chosen."""
-    told = list(choices)
-    return PreferenceCounts(
-        after=told.count(Choice.AFTER), before=told.count(Choice.BEFORE), equal=told.count(Choice.EQUAL)
-    )
+    return PreferenceCounts(**{choice.value: count for choice, count in Counter(choices).items()})

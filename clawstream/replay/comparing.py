@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from clawstream.events import Event, VerdictReached, VoteCast, VoteStatus
 
@@ -98,10 +99,10 @@ class Comparison:
             "turns_missing_in_replay": len(self.missing_in_replay),
             "turns_missing_live": len(self.missing_live),
             "turns_without_score_live": sum(
-                turn.live_score is None for turn in self.turns if turn.live_status is not None
+                turn.live_status is not None and turn.live_score is None for turn in self.turns
             ),
             "turns_without_score_replay": sum(
-                turn.replay_score is None for turn in self.turns if turn.replay_status is not None
+                turn.replay_status is not None and turn.replay_score is None for turn in self.turns
             ),
             "calls_live": self.live_cost.num_calls,
             "calls_replay": self.replay_cost.num_calls,
@@ -167,7 +168,7 @@ def _turn(key: tuple[str, str, int], live: VerdictReached | None, again: Verdict
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return fmean(values) if values else None
 
 
 def _kappa(live: Sequence[int], again: Sequence[int]) -> float | None:

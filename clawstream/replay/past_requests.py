@@ -1,7 +1,5 @@
 """Past requests asked again of two versions of the policy: what each would have said, prompt for prompt as recorded.
 
-Past requests asked again of two versions of the policy: what each would have said, prompt for prompt as recorded.
-
 Nothing goes to the log and no engine that serves people is asked: each version gets an engine of its own meanwhile.
 """
 
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 
-from clawstream.config import Settings, inherited_environment
+from clawstream.config import GatewaySettings, Settings, inherited_environment
 from clawstream.errors import OperatorError
 from clawstream.inference.engine import GenerateRequest, SamplingParams, adapter_name
 from clawstream.inference.model_folder import ADAPTER_CONFIG
@@ -103,14 +101,11 @@ class LearnedTurn:
 
 def versions(url: str, settings: Settings) -> dict[int, LocalVersion]:
     """Return the versions that can be asked: on the log, and on this machine's disk."""
-    rows = rows_of(url, _VERSIONS.format(policy_id=settings.policy.id))
-    found = {
-        int(str(row["policy_version"])): LocalVersion(
-            number=int(str(row["policy_version"])), path=Path(str(row["path"])), adapter=row["adapter"] is not None
-        )
-        for row in rows
-    }
-    return {number: v for number, v in found.items() if (v.path / (ADAPTER_CONFIG if v.adapter else CONFIG)).is_file()}
+    found = [
+        LocalVersion(number=row["policy_version"], path=Path(row["path"]), adapter=row["adapter"] is not None)
+        for row in rows_of(url, _VERSIONS.format(policy_id=settings.policy.id))
+    ]
+    return {v.number: v for v in found if (v.path / (ADAPTER_CONFIG if v.adapter else CONFIG)).is_file()}
 
 
 def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed: int) -> list[PastRequest]:
@@ -121,7 +116,7 @@ def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed:
     query = _LINES + _PAST
     rows = rows_of(url, query.format(policy_id=policy_id, before=before, after=after, seed=seed, count=count))
     return [
-        PastRequest(turn_id=str(row["turn_id"]), request=str(row["request"]), prompt_ids=tuple(row["prompt_ids"]))  # type: ignore[arg-type]
+        PastRequest(turn_id=row["turn_id"], request=str(row["request"]), prompt_ids=tuple(row["prompt_ids"]))
         for row in rows
         if row["prompt_ids"] is not None
     ]
@@ -130,16 +125,7 @@ def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed:
 def learned(url: str, policy_id: str, *, before: int, after: int) -> list[LearnedTurn]:
     """Return the turns that `after` and the versions it is made of learned from and `before` did not, in order."""
     rows = rows_of(url, (_LINES + _LEARNED).format(policy_id=policy_id, before=before, after=after))
-    return [
-        LearnedTurn(
-            policy_version=int(str(row["policy_version"])),
-            turn_id=str(row["turn_id"]),
-            reward=None if row["reward"] is None else float(str(row["reward"])),
-            hint=None if row["hint"] is None else str(row["hint"]),
-            next_state=str(row["next_state"]),
-        )
-        for row in rows
-    ]
+    return [LearnedTurn(**row) for row in rows]
 
 
 @contextlib.asynccontextmanager
@@ -164,46 +150,41 @@ async def asked(
             name = adapter_name(settings.policy.id, version.number) if version.adapter else None
             if name is not None:
                 await engine.load_lora_adapter(name, str(version.path))
-            answering.append(VersionEngine(version, engine, name, renderer, settings))
+            answering.append(
+                VersionEngine(version=version, engine=engine, adapter=name, renderer=renderer, gateway=settings.gateway)
+            )
         yield answering
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionEngine:
     """A version that can be asked."""
 
-    def __init__(
-        self,
-        version: LocalVersion,
-        engine: SglangEngine,
-        adapter: str | None,
-        renderer: PromptRenderer,
-        settings: Settings,
-    ) -> None:
-        self.version = version
-        self._engine = engine
-        self._adapter = adapter
-        self._renderer = renderer
-        self._gateway = settings.gateway
+    version: LocalVersion
+    engine: SglangEngine
+    adapter: str | None  # its name on the engine
+    renderer: PromptRenderer
+    gateway: GatewaySettings
 
     async def answer(self, prompt_ids: Sequence[int], *, temperature: float, seed: int) -> str:
         """Return what the version says to the prompt."""
         sampling = SamplingParams(
-            max_new_tokens=self._gateway.default_max_tokens or _MAX_NEW_TOKENS,
+            max_new_tokens=self.gateway.default_max_tokens or _MAX_NEW_TOKENS,
             temperature=temperature,
-            stop_token_ids=self._renderer.stop_token_ids,
+            stop_token_ids=self.renderer.stop_token_ids,
             sampling_seed=seed,
         )
-        request = GenerateRequest(input_ids=prompt_ids, sampling=sampling, lora_name=self._adapter)
+        request = GenerateRequest(input_ids=prompt_ids, sampling=sampling, lora_name=self.adapter)
         sampled: list[int] = []
-        async for chunk in self._engine.generate(request):
+        async for chunk in self.engine.generate(request):
             sampled += chunk.token_ids
-        said = self._renderer.parse(sampled, prompt_ids, {})
-        calls = [f"{call.name}({call.arguments})" for call in said.tool_calls]
-        return "\n".join(part for part in (said.content.strip(), *calls) if part)
+        message = self.renderer.parse(sampled, prompt_ids, {})
+        calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
+        return "\n".join(part for part in (message.content.strip(), *calls) if part)
 
     async def solves(self, task: UnrelatedTask) -> bool:
         """Return whether the version's likeliest answer to the task is right."""
-        prompt_ids = self._renderer.prompt_ids([{"role": "user", "content": task.question}], {})
+        prompt_ids = self.renderer.prompt_ids([{"role": "user", "content": task.question}], {})
         return task.accepts(await self.answer(prompt_ids, temperature=0.0, seed=0))
 
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from multiprocessing import forkserver, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -22,7 +22,7 @@ from clawstream.events import ReplayStarted, VotesFrom
 from clawstream.local.servers.server_process import die_with_parent
 from clawstream.replay.running import shares
 from clawstream.replay.stages import hosted, judge_settings
-from clawstream.replay.work import GROUP_BYTES, ReplayProgress, ReplayWorker, WorkerResult
+from clawstream.replay.work import GROUP_BYTES, ReplayProgress, ReplayWorker, WorkerResult, summed
 from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 
@@ -58,12 +58,12 @@ async def in_processes(
     """Return each worker's result; `on_progress` gets the progress of all together."""
     dealt = shares(started, num_workers)
     rate = None if exchanges_per_s is None else exchanges_per_s / len(dealt)
-    told: dict[int, ReplayProgress] = {}
+    known: dict[int, ReplayProgress] = {}  # by worker
 
     def telling(number: int) -> Callable[[ReplayProgress], None]:
         def tell(news: ReplayProgress) -> None:
-            told[number] = news
-            on_progress(_sum(list(told.values())))
+            known[number] = news
+            on_progress(summed(known.values()))
 
         return tell
 
@@ -124,16 +124,16 @@ def _main(job: WorkerJob, tell: "Connection[object, object]") -> None:
 async def _work(job: WorkerJob, tell: "Connection[object, object]") -> WorkerResult:
     from clawstream.rendering.renderer import PromptRenderer
 
-    settings = job.settings
+    settings, kafka = job.settings, job.settings.kafka
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    assert settings.kafka.bootstrap is not None
+    assert kafka.bootstrap is not None
     async with AsyncExitStack() as stack:
-        kafka = await stack.enter_async_context(
+        kafka_log = await stack.enter_async_context(
             KafkaLog.connect(
-                settings.kafka.bootstrap,
-                prefix=settings.kafka.prefix,
+                kafka.bootstrap,
+                prefix=kafka.prefix,
                 client_id="replay",
-                security=security_of(settings.kafka),
+                security=security_of(kafka),
                 batch_bytes=GROUP_BYTES,
             )
         )
@@ -147,7 +147,7 @@ async def _work(job: WorkerJob, tell: "Connection[object, object]") -> WorkerRes
         gc.freeze()
         gc.set_threshold(50_000, 20, 100)  # states are trees of tuples and mappings; next to nothing is a cycle
         worker = ReplayWorker(
-            job.started, kafka, stages, judging=asking, exchanges_per_s=job.exchanges_per_s, on_progress=tell.send
+            job.started, kafka_log, stages, judging=asking, exchanges_per_s=job.exchanges_per_s, on_progress=tell.send
         )
         began_s, cpu_s = time.perf_counter(), time.process_time()
         outcome = await worker.run(job.numbers)
@@ -161,9 +161,3 @@ async def _work(job: WorkerJob, tell: "Connection[object, object]") -> WorkerRes
             cpu_s,
         )
         return outcome
-
-
-def _sum(parts: Sequence[ReplayProgress]) -> ReplayProgress:
-    return ReplayProgress(
-        **{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(ReplayProgress)}
-    )

@@ -12,20 +12,23 @@ from clawstream.events import Event, OffsetRange, ReplayEnded, ReplayStarted, Sa
 from clawstream.events.control import promotions
 from clawstream.projections.look.tail import start_ms
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, PartitionId, Start
+from clawstream.stream.log import Arrived, Log, PartitionId, PlacedRecord, Start
 from clawstream.stream.stage import Record
 
 
-class OffsetLog(Protocol):
-    """The part of a log that answers about offsets."""
+class ReplayLog(Log, Protocol):
+    """What a replay needs of a log."""
 
-    async def begin_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
+    async def append(self, events: Sequence[Event]) -> None: ...
+    async def put(self, records: Sequence[PlacedRecord]) -> None: ...
     async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]: ...
+    def follow(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]: ...
 
 
 async def frozen(
-    log: OffsetLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
+    log: ReplayLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
 ) -> tuple[OffsetRange, ...]:
     """Return the ranges of exchanges from `since` up to but not including `until`, and of all that may be about them.
 
@@ -33,9 +36,9 @@ async def frozen(
     is an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: no limit. Raises OperatorError
     for text that is neither, ConfigError for a range without a record.
     """
-    ends = await log.end_offsets([topics.EXCHANGES])
-    first = await _at(log, since, now_ms, dict(await log.begin_offsets([topics.EXCHANGES])))
-    end = await _at(log, until, now_ms, dict(ends))
+    begins, ends = await log.begin_offsets([topics.EXCHANGES]), await log.end_offsets([topics.EXCHANGES])
+    first = begins if since is None else await _offsets_at(log, since, now_ms, begins)
+    end = ends if until is None else await _offsets_at(log, until, now_ms, begins)
     ranges = [_range(place, first[place], min(end[place], ends[place])) for place in sorted(ends)]
     if all(part.first_offset >= part.end_offset for part in ranges):
         raise ConfigError(
@@ -44,10 +47,10 @@ async def frozen(
         )
     votes = (topics.VOTES,) if votes_from is VotesFrom.LOG else ()
     for topic in (*votes, topics.FEEDBACK, topics.ANSWERS, *((topics.HINTS,) if scored else ())):
-        begins, ends = dict(await log.begin_offsets([topic])), await log.end_offsets([topic])
+        begins, ends = await log.begin_offsets([topic]), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
             # No such record is older than the exchange it is about.
-            begins = dict(await log.offsets_at([topic], start_ms(since, now_ms)))
+            begins = await log.offsets_at([topic], start_ms(since, now_ms))
         ranges += [_range(place, begins[place], ends[place]) for place in sorted(ends)]
     return tuple(ranges)
 
@@ -66,26 +69,16 @@ def num_records(ranges: Sequence[OffsetRange], topic: str) -> int:
     return sum(max(0, part.end_offset - part.first_offset) for part in ranges if part.topic == topic)
 
 
-async def _at(log: OffsetLog, said: str | None, now_ms: int, unsaid: dict[PartitionId, int]) -> dict[PartitionId, int]:
-    if said is None:
-        return unsaid
-    if said.isdecimal():
-        begins = await log.begin_offsets([topics.EXCHANGES])
-        return {place: max(int(said), begins[place]) for place in unsaid}
-    return dict(await log.offsets_at([topics.EXCHANGES], start_ms(said, now_ms)))
+async def _offsets_at(
+    log: ReplayLog, offset_or_time: str, now_ms: int, begins: Mapping[PartitionId, int]
+) -> Mapping[PartitionId, int]:
+    if offset_or_time.isdecimal():
+        return {place: max(int(offset_or_time), begin) for place, begin in begins.items()}
+    return await log.offsets_at([topics.EXCHANGES], start_ms(offset_or_time, now_ms))
 
 
 def _range(place: PartitionId, first: int, end: int) -> OffsetRange:
     return OffsetRange(topic=place.topic, partition=place.partition, first_offset=first, end_offset=max(first, end))
-
-
-class ControlLog(Protocol):
-    """The part of a log that the registry needs."""
-
-    async def append(self, events: Sequence[Event]) -> None: ...
-    def follow(
-        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +90,7 @@ class Registry:
     promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, all of them
 
     @classmethod
-    async def read(cls, log: ControlLog) -> "Registry":
+    async def read(cls, log: ReplayLog) -> "Registry":
         """Read the topic up to its present end."""
         found = cls()
         async for records in log.follow([topics.CONTROL], until_end=True):
@@ -129,7 +122,7 @@ class Registry:
         return standing[-1].replay if standing else None
 
 
-async def promote(log: ControlLog, name: str, *, policy_id: str, now_ms: int) -> SamplesPromoted:
+async def promote(log: ReplayLog, name: str, *, policy_id: str, now_ms: int) -> SamplesPromoted:
     """Have the policy trained on the replay's samples from its next batch on; raises ConfigError unless it ended."""
     registry = await Registry.read(log)
     registry.finished(name)
@@ -138,7 +131,7 @@ async def promote(log: ControlLog, name: str, *, policy_id: str, now_ms: int) ->
     return event
 
 
-async def rollback(log: ControlLog, *, policy_id: str, now_ms: int) -> SamplesPromoted:
+async def rollback(log: ReplayLog, *, policy_id: str, now_ms: int) -> SamplesPromoted:
     """Undo the newest promotion that stands; raises ConfigError where none does."""
     registry = await Registry.read(log)
     standing = promotions(registry.promoted.get(policy_id, []))

@@ -1,17 +1,17 @@
-"""A replay from beginning to end, and what its comparison is written to: a table and a plot.
+"""A replay from beginning to end, and the table and the plot of its comparison.
 
-The ranges that a replay reads are on the log before it reads them, so a second run under the same name
-reads the same records and writes the same events again. Votes that it asked for are on the log too, and are not asked
-for again.
+The ranges that a replay reads are on the log before it reads them, so a second run under the same name reads the same
+records and writes the same events again. Votes that it asked for are on the log too, and are not asked for again.
 """
 
 import csv
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from clawstream.config import JudgeSettings, RewardsSettings, SamplesSettings
 from clawstream.errors import ConfigError
@@ -26,19 +26,15 @@ from clawstream.events import (
 )
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.comparing import SCORES, ComparedTurn, Comparison, compare
-from clawstream.replay.registry import ControlLog, OffsetLog, Registry, frozen
-from clawstream.replay.stages import merged, samples_sha256
-from clawstream.replay.work import WorkerResult
+from clawstream.replay.registry import Registry, ReplayLog, frozen
+from clawstream.replay.stages import samples_sha256
+from clawstream.replay.work import WorkerResult, summed
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, PartitionId, Start
+from clawstream.stream.log import PartitionId
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-
-
-class RunLog(OffsetLog, ControlLog, Protocol):
-    """The part of a log that starting a replay needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +56,7 @@ def refuse_name(name: str) -> None:
 
 
 async def begin(
-    log: RunLog,
+    log: ReplayLog,
     wanted: ReplayRequest,
     judge: JudgeSettings,
     samples: SamplesSettings,
@@ -108,68 +104,56 @@ async def begin(
 
 
 async def work_through(
-    log: ControlLog, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[WorkerResult]]]
+    log: ReplayLog, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[WorkerResult]]]
 ) -> ReplayEnded:
     """Let `work` do the whole replay, and write to the log how it ended."""
-    ended = _ended(started, await work(started))
+    outcomes = await work(started)
+    digests = {name: digest for outcome in outcomes for name, digest in outcome.digests.items()}
+    counts = sum((Counter(outcome.counts) for outcome in outcomes), Counter[str]())
+    progress = summed([outcome.progress for outcome in outcomes])
+    ended = ReplayEnded(
+        replay=started.replay,
+        num_exchanges=progress.num_exchanges,
+        num_turns=counts["TurnPaired"],
+        num_verdicts=counts["VerdictReached"],
+        num_hints=counts["HintFound"],
+        num_samples=len(digests),
+        num_refused=counts["SampleRefused"],
+        num_calls=progress.num_calls,
+        num_unusable=progress.num_unusable,
+        samples_sha256=samples_sha256(digests),
+        ended_at_ms=time.time_ns() // 1_000_000,
+        num_votes_cast=progress.num_votes_cast,
+    )
     await log.append([ended])
     return ended
 
 
 def shares(started: ReplayStarted, num_workers: int) -> list[list[int]]:
     """Return the partition numbers of each worker, the ones with most records dealt out first; no share is empty."""
-    sizes: dict[int, int] = {}
+    sizes = Counter[int]()
     for part in started.ranges:
-        sizes[part.partition] = sizes.get(part.partition, 0) + part.end_offset - part.first_offset
+        sizes[part.partition] += part.end_offset - part.first_offset
     dealt: list[list[int]] = [[] for _ in range(num_workers)]
-    for number in sorted(sizes, key=lambda number: -sizes[number]):
+    for number, _ in sizes.most_common():
         min(dealt, key=lambda share: sum(sizes[other] for other in share)).append(number)
     return [share for share in dealt if share]
 
 
-def _ended(started: ReplayStarted, outcomes: Sequence[WorkerResult]) -> ReplayEnded:
-    digests = merged(outcome.digests for outcome in outcomes)
-
-    def said(kind: str) -> int:
-        return sum(outcome.counts.get(kind, 0) for outcome in outcomes)
-
-    return ReplayEnded(
-        replay=started.replay,
-        num_exchanges=sum(outcome.progress.num_exchanges for outcome in outcomes),
-        num_turns=said("TurnPaired"),
-        num_verdicts=said("VerdictReached"),
-        num_hints=said("HintFound"),
-        num_samples=len(digests),
-        num_refused=said("SampleRefused"),
-        num_calls=sum(outcome.progress.num_calls for outcome in outcomes),
-        num_unusable=sum(outcome.progress.num_unusable for outcome in outcomes),
-        samples_sha256=samples_sha256(digests),
-        ended_at_ms=time.time_ns() // 1_000_000,
-        num_votes_cast=sum(outcome.progress.num_votes_cast for outcome in outcomes),
-    )
-
-
 def _refuse_another(started: ReplayStarted, wanted: ReplayRequest) -> None:
-    asked = {"votes-from": wanted.votes_from, "judge": wanted.judge, "session": wanted.session_id}
-    there = {"votes-from": started.votes_from, "judge": started.judge, "session": started.session_id}
-    for name, value in asked.items():
-        if there[name] != value:
+    for name, before, value in (
+        ("votes-from", started.votes_from, wanted.votes_from),
+        ("judge", started.judge, wanted.judge),
+        ("session", started.session_id, wanted.session_id),
+    ):
+        if before != value:
             raise ConfigError(
-                f"replay {wanted.name!r} was begun with {name} {there[name]}, not {value}: nothing was done. Give this "
+                f"replay {wanted.name!r} was begun with {name} {before}, not {value}: nothing was done. Give this "
                 "one a name of its own, or say the same as then; the range is that of the first run"
             )
 
 
-class ReadLog(Protocol):
-    """The part of a log that is needed."""
-
-    def follow(
-        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]: ...
-    def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]: ...
-
-
-async def compared(log: ReadLog, started: ReplayStarted) -> Comparison:
+async def compared(log: ReplayLog, started: ReplayStarted) -> Comparison:
     """Return the replay's verdicts compared with the live ones on the same answers, up to now."""
     ranges = {
         PartitionId(part.topic, part.partition): (part.first_offset, part.end_offset)
@@ -231,7 +215,7 @@ def _ticks(axis: Any, names: Sequence[str]) -> None:
     axis.set_ticks(range(len(names)), labels=names)
 
 
-async def _read(log: ReadLog, topics: Sequence[str]) -> list[Event]:
+async def _read(log: ReplayLog, topics: Sequence[str]) -> list[Event]:
     found: list[Event] = []
     async for records in log.follow(topics, until_end=True):
         found += [record.event for record in records if isinstance(record, Record)]

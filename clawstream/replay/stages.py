@@ -1,17 +1,14 @@
 """The folds of turns, judging and samples on one partition of a replay, and their events as records.
 
-.
-
-Equal samples give equal digests, in whatever order and on however many partitions they were assembled.
-
-A fold gives the same events here as its stage does live. Stages give the same events however the topics
-interleave, and an event that follows from a record gets that record's time.
+A fold gives the same events here as its stage does live: stages give the same events however the topics interleave,
+and an event that follows from a record gets that record's time. Equal samples give equal digests, in whatever order and
+on however many partitions they were assembled.
 """
 
 import hashlib
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -30,8 +27,6 @@ from clawstream.stream.stage import Record, Stage
 from clawstream.stream.topics import replay_topic, topic_of
 from clawstream.turns.stage import turns_stage
 
-Digests = Mapping[bytes, bytes]  # a sample's id -> the sha256 of its bytes
-
 
 class Output:
     """Makes records of events; counts them by type, and keeps each sample's digest, the first one of an id."""
@@ -41,7 +36,7 @@ class Output:
         self._source = f"/clawstream/replay/{replay}"
         self._topics: dict[type[Event], str] = {}
         self.counts: Counter[str] = Counter()
-        self.digests: dict[bytes, bytes] = {}
+        self.digests: dict[bytes, bytes] = {}  # a sample's id -> the sha256 of its bytes
 
     def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> PlacedRecord:
         """Return the event's record for this replay's topic in place of the event's own.
@@ -61,12 +56,7 @@ class Output:
         return PlacedRecord(PartitionId(self._topics[kind], partition), key_bytes(event.key), value, headers)
 
 
-def merged(parts: Iterable[Digests]) -> Digests:
-    """Return the digests of all parts."""
-    return {name: digest for part in parts for name, digest in part.items()}
-
-
-def samples_sha256(digests: Digests) -> str:
+def samples_sha256(digests: Mapping[bytes, bytes]) -> str:
     """Return the sha256 over the samples' digests, in the order of their ids."""
     return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
 
@@ -75,7 +65,7 @@ EXPIRE_EVERY = 1000  # records
 _ALL = 2**63 - 1
 
 
-class Said(NamedTuple):
+class FoldOutput(NamedTuple):
     """What follows from one record: events in order, and calls to make."""
 
     events: list[Event]
@@ -94,9 +84,8 @@ class Host:
                 self._readers.setdefault(topic, []).append(fold)
         self._committable = MappingProxyType({topic: _ALL for stage in stages for topic in stage.reads})
         self._num_fed = 0
-        self._retain_ms = max(stage.retain_ms for stage in stages)
 
-    def feed(self, record: Record, *, open_since_ms: int | None = None) -> Said:
+    def feed(self, record: Record, *, open_since_ms: int | None = None) -> FoldOutput:
         """Give the record to every fold that reads its topic, then the events that follow to the folds that read them.
 
         `open_since_ms` is the time of the oldest record whose calls are not made yet: no later state is let go.
@@ -124,7 +113,7 @@ class Host:
                     topic = topic_of(type(event))
                     if topic in self._readers:
                         waiting.append(following(record, topic, event))
-        return Said(events, calls, num_unusable)
+        return FoldOutput(events, calls, num_unusable)
 
 
 def following(cause: Record, topic: str, event: Event) -> Record:

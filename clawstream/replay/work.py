@@ -10,9 +10,10 @@ import contextlib
 import logging
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
 
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import (
@@ -27,8 +28,8 @@ from clawstream.events import (
     VoteCast,
 )
 from clawstream.judging.asking import Ballot
-from clawstream.replay.registry import by_partition
-from clawstream.replay.stages import Host, Output, Said, following
+from clawstream.replay.registry import ReplayLog, by_partition
+from clawstream.replay.stages import FoldOutput, Host, Output, following
 from clawstream.stream import topics
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Undecodable
 from clawstream.stream.runner.calling import StageCaller, wait_before
@@ -45,9 +46,8 @@ BREATHE_EVERY = 100  # records; fetching goes on meanwhile
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
 _BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the latter, only those of the replay's teacher
-Beside = dict[
-    tuple[str, str], "list[tuple[str, FeedbackGiven | AnswerRefreshed | _Packed]]"
-]  # by session and turn, with their topics
+# By session and turn: events with their topics.
+Beside = dict[tuple[str, str], "list[tuple[str, FeedbackGiven | AnswerRefreshed | _Packed]]"]
 
 
 class _Packed(NamedTuple):
@@ -58,8 +58,11 @@ class _Packed(NamedTuple):
     student_logprobs: "array[float] | None"
 
     def unpacked(self) -> TeacherScored:
-        both = (_unpacked(self.teacher_logprobs), _unpacked(self.student_logprobs))
-        return replace(self.scored, teacher_logprobs=both[0], student_logprobs=both[1])
+        return replace(
+            self.scored,
+            teacher_logprobs=_unpacked(self.teacher_logprobs),
+            student_logprobs=_unpacked(self.student_logprobs),
+        )
 
 
 def _packed(scored: TeacherScored) -> _Packed:
@@ -75,16 +78,6 @@ def _unpacked(values: "array[float] | None") -> LogProbs | None:
     return None if values is None else tuple(None if math.isnan(value) else value for value in values)
 
 
-class ReplayLog(Protocol):
-    """The part of a log that a worker needs."""
-
-    def replay(
-        self, ranges: Mapping[PartitionId, tuple[int, int]], *, digest: bool = True
-    ) -> AsyncGenerator[Sequence[Arrived], None]: ...
-    async def put(self, records: Sequence[PlacedRecord]) -> None: ...
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]: ...
-
-
 @dataclass(slots=True, kw_only=True)
 class ReplayProgress:
     """What a worker has done so far."""
@@ -94,6 +87,14 @@ class ReplayProgress:
     num_calls: int = 0
     num_votes_cast: int = 0  # votes by calls of earlier runs included
     num_unusable: int = 0
+
+
+def summed(parts: Iterable[ReplayProgress]) -> ReplayProgress:
+    """Return the progress of several workers together."""
+    parts = list(parts)
+    return ReplayProgress(
+        **{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(ReplayProgress)}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,18 +172,17 @@ class ReplayWorker:
 
     async def _said_of(self, number: int) -> Beside:
         """Return recorded events on the partition's answers that a replay does not make, by turn, in topic order."""
-        found: Beside = {}
+        found: Beside = defaultdict(list)
         ranges = by_partition(self.started.ranges, number)
         places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}
         if places:
             async for records in self.log.replay(places, digest=False):
                 for record in records:
-                    said = record.event if isinstance(record, Record) else None
-                    if isinstance(said, TeacherScored) and said.teacher == self.started.teacher:
-                        of_turn = found.setdefault((said.session_id, said.turn_id), [])
-                        of_turn.append((record.topic, _packed(said)))
-                    elif isinstance(said, FeedbackGiven | AnswerRefreshed):
-                        found.setdefault((said.session_id, said.turn_id), []).append((record.topic, said))
+                    event = record.event if isinstance(record, Record) else None
+                    if isinstance(event, TeacherScored) and event.teacher == self.started.teacher:
+                        found[event.session_id, event.turn_id].append((record.topic, _packed(event)))
+                    elif isinstance(event, FeedbackGiven | AnswerRefreshed):
+                        found[event.session_id, event.turn_id].append((record.topic, event))
         return found
 
     async def pace(self) -> None:
@@ -278,15 +278,15 @@ class _Partition:
                 said = following(record, topic, given.unpacked() if isinstance(given, _Packed) else given)
                 self._follow_up(said, self._feed(said))
 
-    def _feed(self, record: Record) -> Said:
+    def _feed(self, record: Record) -> FoldOutput:
         oldest_ms = min(cause.timestamp_ms for cause in self._open.values()) if self._open else None
-        said = self._host.feed(record, open_since_ms=oldest_ms)
-        self._worker.progress.num_unusable += said.num_unusable
-        return said
+        output = self._host.feed(record, open_since_ms=oldest_ms)
+        self._worker.progress.num_unusable += output.num_unusable
+        return output
 
-    def _follow_up(self, cause: Record, said: Said) -> None:
-        self._add(cause, said.events)
-        for call in said.calls:
+    def _follow_up(self, cause: Record, output: FoldOutput) -> None:
+        self._add(cause, output.events)
+        for call in output.calls:
             task = self._tasks.create_task(self._call(cause, call))
             self._open[task] = cause
             task.add_done_callback(self._open.pop)

@@ -15,7 +15,7 @@ from decimal import Decimal
 from enum import StrEnum
 from itertools import islice
 from types import MappingProxyType
-from typing import TextIO
+from typing import Any, TextIO
 
 import orjson
 import psycopg
@@ -124,7 +124,7 @@ def print_query(url: str, query: str, *, form: RowFormat, out: TextIO, timeout_s
         _PRINT[form](answer, out)
 
 
-def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[str, object]]:
+def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
     """Return the rows of `query`, by column, JSON as its text; the errors are those of `snapshot`."""
     with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
         return [dict(zip(answer.names, row, strict=True)) for row in answer.rows]

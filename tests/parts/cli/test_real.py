@@ -122,7 +122,11 @@ def scripted(rig: Rig, tokenizer: Any) -> Callable[..., Any]:
                 backend = ScriptedBackend(script=partial(answer, version.number))
                 rig.calls[version.number] = backend.calls
                 engine = SglangEngine(http, await stack.enter_async_context(serving(backend)))
-                answering.append(past_requests.VersionEngine(version, engine, None, renderer, settings))
+                answering.append(
+                    past_requests.VersionEngine(
+                        version=version, engine=engine, adapter=None, renderer=renderer, gateway=settings.gateway
+                    )
+                )
             yield answering
 
     return asked

@@ -195,4 +195,4 @@ def _words(renderer: PromptRenderer) -> str:
 async def projected(url: str, num_exchanges: int) -> bool:
     """Whether so many exchanges stand in Postgres."""
     rows = await asyncio.to_thread(rows_of, url, "SELECT count(*) AS n FROM exchanges")
-    return rows[0]["n"] == num_exchanges
+    return bool(rows[0]["n"] == num_exchanges)
