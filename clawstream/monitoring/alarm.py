@@ -41,8 +41,9 @@ def by_votes(votes: Iterable[Record], judge: str) -> JudgeReachability | None:
 
 def after(before: JudgeReachability | None, judge: str, error: str | None, at_ms: int) -> JudgeReachability:
     """Return how the judge fares after it was asked at `at_ms`; `error` says why no answer came, None: one did."""
-    goes_on = before is not None and before.judge == judge and (before.error is None) is (error is None)
-    since_ms = before.since_ms if goes_on and before is not None else at_ms
+    since_ms = at_ms
+    if before is not None and before.judge == judge and (before.error is None) is (error is None):
+        since_ms = before.since_ms
     return JudgeReachability(judge=judge, error=error, since_ms=since_ms, heard_ms=at_ms)
 
 
@@ -84,11 +85,12 @@ def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, no
             return None
         return f"the trainer {last}, and that step is still to come: does `clawstream train` run? Its log says more"
     since = sorted(came_ms)
-    full_ms = since[due.batch_samples - 1] if len(since) >= due.batch_samples else None
-    due_ms = min(
-        (ms for ms in (full_ms, since[0] + due.max_wait_ms if since else None) if ms is not None), default=None
-    )
-    if due_ms is None or now_ms - max(due_ms, 0 if seen is None else seen.at_ms) < IDLE_MS:
+    if not since:
+        return None
+    due_ms = since[0] + due.max_wait_ms
+    if len(since) >= due.batch_samples:
+        due_ms = min(due_ms, since[due.batch_samples - 1])
+    if now_ms - max(due_ms, 0 if seen is None else seen.at_ms) < IDLE_MS:
         return None
     return (
         f"{len(since)} samples wait, a batch of them is due for {_minutes(now_ms - due_ms)}, and the trainer {last}: "
@@ -146,7 +148,7 @@ def standstill(outcomes: Sequence[Outcome]) -> str | None:
     if all(one.weights_changed_share == 0 for one in taken):
         return f"{went_by} and no weight changed: the learning rate is too small for the numbers that are published"
     moves = recent(outcomes)
-    return _score_stands(_taken(moves), f"{_samples(moves)} samples went by")
+    return _reward_stands(_taken(moves), f"{_samples(moves)} samples went by")
 
 
 def _samples(outcomes: Sequence[Outcome]) -> int:
@@ -201,7 +203,7 @@ def starved(hour: EventCounts, older: EventCounts, *, judged: bool = True) -> st
     return None
 
 
-def _score_stands(taken: Sequence[StepTaken], went_by: str) -> str | None:
+def _reward_stands(taken: Sequence[StepTaken], went_by: str) -> str | None:
     rewards = [one.mean_reward for one in taken if one.mean_reward is not None]
     if len(rewards) < 2:
         return None

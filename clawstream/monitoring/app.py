@@ -9,7 +9,6 @@ gives no line.
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -25,42 +24,41 @@ from clawstream.inference.http_borders import guard_origin
 from clawstream.monitoring.hosting import hosted
 from clawstream.monitoring.live import Live, MonitorReport, TimeSpan, as_json
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.reading import GROUP, TOPICS, due_of, read_policy, waiting_since
+from clawstream.monitoring.reading import GROUP, TOPICS, due_of, now_ms, read_policy, waiting_since
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS
 from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId
 
-
-def _turns(stretch: TimeSpan) -> Mapping[str, int]:
-    return {"paired": stretch.tally.turns_paired, "orphaned": stretch.tally.turns_orphaned}
-
-
-def _samples(stretch: TimeSpan) -> Mapping[str, int]:
-    return {"assembled": stretch.tally.samples, **stretch.tally.refusals}
-
-
 Values = Mapping[tuple[str, ...], float | None]
 
-_BY_STRETCH: Mapping[str, tuple[str, Callable[[TimeSpan], float | None]]] = {
-    "output_tokens_per_second": ("Sampled tokens", lambda stretch: stretch.tokens_per_s),
-    "mean_score": ("Of the verdicts that have a score", lambda stretch: stretch.tally.mean_score),
-    "votes_unreadable_share": ("Of the judges' replies", lambda stretch: stretch.tally.unreadable_share),
-    "votes_failed_share": ("Votes without a reply, of all", lambda stretch: stretch.tally.failed_share),
-    "steps": ("Optimizer steps", lambda stretch: stretch.tally.steps),
-    "steps_rejected": ("Steps whose outcome was not published", lambda stretch: stretch.tally.steps_rejected),
-    "activations": ("Versions taken over by engines", lambda stretch: stretch.tally.activations),
-    "rejections": ("Versions refused by engines", lambda stretch: stretch.tally.rejections),
-    "pause_ms_max": ("The longest pause of an engine for new weights", lambda stretch: stretch.tally.pause_ms_max),
-    "undecodable_records": ("Records that are no event", lambda stretch: stretch.tally.undecodable),
+_BY_SPAN: Mapping[str, tuple[str, Callable[[TimeSpan], float | None]]] = {
+    "output_tokens_per_second": ("Sampled tokens", lambda span: span.tokens_per_s),
+    "mean_score": ("Of the verdicts that have a score", lambda span: span.tally.mean_score),
+    "votes_unreadable_share": ("Of the judges' replies", lambda span: span.tally.unreadable_share),
+    "votes_failed_share": ("Votes without a reply, of all", lambda span: span.tally.failed_share),
+    "steps": ("Optimizer steps", lambda span: span.tally.steps),
+    "steps_rejected": ("Steps whose outcome was not published", lambda span: span.tally.steps_rejected),
+    "activations": ("Versions taken over by engines", lambda span: span.tally.activations),
+    "rejections": ("Versions refused by engines", lambda span: span.tally.rejections),
+    "pause_ms_max": ("The longest pause of an engine for new weights", lambda span: span.tally.pause_ms_max),
+    "undecodable_records": ("Records that are no event", lambda span: span.tally.undecodable),
 }
 _BY_KIND: Mapping[str, tuple[str, str, Callable[[TimeSpan], Mapping[str, int]]]] = {
-    "exchanges": ("outcome", "Exchanges by what came of them", lambda stretch: stretch.tally.exchanges),
-    "turns": ("outcome", "Answers by whether they came back", _turns),
-    "votes": ("status", "Judges' votes", lambda stretch: stretch.tally.votes),
-    "samples": ("outcome", "Samples made, and why others were not", _samples),
-    "answers_anew": ("outcome", "What came of answers given anew, by hint", lambda stretch: stretch.tally.anew),
+    "exchanges": ("outcome", "Exchanges by what came of them", lambda span: span.tally.exchanges),
+    "turns": (
+        "outcome",
+        "Answers by whether they came back",
+        lambda span: {"paired": span.tally.turns_paired, "orphaned": span.tally.turns_orphaned},
+    ),
+    "votes": ("status", "Judges' votes", lambda span: span.tally.votes),
+    "samples": (
+        "outcome",
+        "Samples made, and why others were not",
+        lambda span: {"assembled": span.tally.samples, **span.tally.refusals},
+    ),
+    "answers_anew": ("outcome", "What came of answers given anew, by hint", lambda span: span.tally.anew),
 }
 
 
@@ -77,15 +75,13 @@ class _ReportCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         report = self._report
-        stretches = {"1m": report.minutes[-2], "60m": report.hour}
-        for name, (words, value_of) in _BY_STRETCH.items():
-            values: Values = {(window,): value_of(stretch) for window, stretch in stretches.items()}
+        spans = {"1m": report.minutes[-2], "60m": report.hour}
+        for name, (words, value_of) in _BY_SPAN.items():
+            values: Values = {(window,): value_of(span) for window, span in spans.items()}
             yield _family(f"window_{name}", words, ("window",), values)
         for name, (label, words, counts_of) in _BY_KIND.items():
             counts: Values = {
-                (window, kind): count
-                for window, stretch in stretches.items()
-                for kind, count in counts_of(stretch).items()
+                (window, kind): count for window, span in spans.items() for kind, count in counts_of(span).items()
             }
             yield _family(f"window_{name}", words, ("window", label), counts)
         yield _family("samples_waiting", "Samples in no batch yet", (), {(): report.samples_waiting})
@@ -132,7 +128,7 @@ async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
         hosted(
             broker,
             TOPICS,
-            lambda found: live.receive(found, _now_ms()),
+            lambda found: live.receive(found, now_ms()),
             group=GROUP,
             prefix=kafka.prefix,
             folder=folder,
@@ -147,17 +143,14 @@ async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def answering(
-    settings: MonitorSettings, report: Callable[[int], MonitorReport], now_ms: Callable[[], int] | None = None
-) -> AsyncIterator[int]:
+async def answering(settings: MonitorSettings, report: Callable[[int], MonitorReport]) -> AsyncIterator[int]:
     """Answer requests for the length of the block; yield the port."""
-    clock = now_ms or _now_ms
 
     async def windows(_: web.Request) -> web.Response:
-        return web.Response(body=orjson.dumps(as_json(report(clock()))), content_type="application/json")
+        return web.Response(body=orjson.dumps(as_json(report(now_ms()))), content_type="application/json")
 
     async def metrics(_: web.Request) -> web.Response:
-        return web.Response(body=exposition(report(clock())), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(body=exposition(report(now_ms())), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     async def healthz(_: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -190,9 +183,5 @@ async def _starts(kafka_log: KafkaLog, board: PolicyBoard) -> dict[PartitionId, 
     """Return where to read from: an hour ago; samples, from the first that no batch has used up."""
     await read_policy(kafka_log, board)
     waiting = await waiting_since(kafka_log, board)
-    starts = await kafka_log.offsets_at(TOPICS, _now_ms() - KEPT_MINUTES * MINUTE_MS)
+    starts = await kafka_log.offsets_at(TOPICS, now_ms() - KEPT_MINUTES * MINUTE_MS)
     return {place: min(start, waiting.get(place, start)) for place, start in starts.items()}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

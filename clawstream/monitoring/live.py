@@ -9,7 +9,7 @@ from typing import Any
 
 from clawstream.monitoring.alarm import starved
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.windows import MINUTE_MS, Believed, BrokerClock, EventCounts, Window, Windows, total
+from clawstream.monitoring.windows import MINUTE_MS, AppendTimes, BrokerClock, EventCounts, Windows, total
 from clawstream.monitoring.windows import alarm as clock_alarm
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
@@ -19,7 +19,7 @@ JUDGED_WITHIN_MINUTES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """A stretch of the log's time, with what happened in it."""
+    """A part of the log's time, with the counts of its events."""
 
     start_ms: int  # since the epoch, UTC
     seconds: float  # as much of it as has passed
@@ -55,13 +55,13 @@ class Live:
         self._windows = Windows()
         self._judged = judged
         self._board = board
-        self._clock, self._believed = BrokerClock(), Believed()
+        self._clock, self._append_times = BrokerClock(), AppendTimes()
         self._unread = dict(unread)  # partition -> where it ended when reading began
 
     def receive(self, found: Arrived, now_ms: int) -> None:
         """Take in one record that was read at `now_ms`."""
         self._clock.learn(found)
-        arrived = self._believed.dated(found, now_ms)
+        arrived = self._append_times.corrected(found, now_ms)
         place = (arrived.topic, arrived.partition)
         if arrived.offset + 1 >= self._unread.get(place, 0):
             self._unread.pop(place, None)
@@ -87,30 +87,29 @@ class Live:
             clock_off_ms=off_ms,
             clock_alarm=clock_alarm(off_ms),
             hour=TimeSpan(start_ms=start_ms, seconds=(now_ms - start_ms) / 1000, tally=of_hour),
-            minutes=tuple(_minute(window, now_ms) for window in windows),
+            minutes=tuple(
+                TimeSpan(
+                    start_ms=window.start_ms,
+                    seconds=min(MINUTE_MS, now_ms - window.start_ms) / 1000,
+                    tally=window.tally,
+                )
+                for window in windows
+            ),
         )
 
 
 def as_json(report: MonitorReport) -> dict[str, Any]:
     """Return the report as plain values; what is absent is null."""
-    told = asdict(report)
-    told["hour"] = _stretch(report.hour)
-    told["minutes"] = [_stretch(minute) for minute in report.minutes]
-    return told
+    return asdict(report) | {"hour": _span(report.hour), "minutes": [_span(minute) for minute in report.minutes]}
 
 
-def _minute(window: Window, now_ms: int) -> TimeSpan:
-    passed_ms = min(MINUTE_MS, now_ms - window.start_ms)
-    return TimeSpan(start_ms=window.start_ms, seconds=passed_ms / 1000, tally=window.tally)
-
-
-def _stretch(stretch: TimeSpan) -> dict[str, Any]:
-    tally = stretch.tally
+def _span(span: TimeSpan) -> dict[str, Any]:
+    tally = span.tally
     return {
-        "start_ms": stretch.start_ms,
-        "seconds": stretch.seconds,
+        "start_ms": span.start_ms,
+        "seconds": span.seconds,
         **asdict(tally),
-        "tokens_per_s": stretch.tokens_per_s,
+        "tokens_per_s": span.tokens_per_s,
         "mean_score": tally.mean_score,
         "unreadable_share": tally.unreadable_share,
         "failed_share": tally.failed_share,

@@ -1,14 +1,13 @@
-"""Where the policy stands: every version, which one is served, and the samples that wait for a batch. Pure.
+"""The state of a policy: every version, which one is served, and the samples that wait for a batch. Pure.
 
-Of two events with one id the first counts, so what was first said of a version stays.
-
-A batch's plan names its samples and how far each partition is used up. Plans and samples are read from two topics, so
-either may come first.
+Of two events with one id the first counts, so what was first said of a version stays. A batch's plan names its samples
+and how far each partition is used up. Plans and samples are read from two topics, so either may come first.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import add
 from typing import NamedTuple
 
 from clawstream.events import (
@@ -172,7 +171,7 @@ class PolicyBoard:
         self.published_version: int | None = None  # the newest
         self.active_versions: dict[str, int] = {}  # by engine
         self._outcomes: list[Outcome] = []  # of the newest steps
-        self._told_by: dict[int, LearnedFrom] = {}  # of plans whose step is still to come, by version
+        self._planned_from: dict[int, LearnedFrom] = {}  # of plans whose step is still to come, by version
         self.learned_from = LearnedFrom()
         self.trainer: TrainerSign | None = None  # None: the log says nothing of it
         self.rejected: StepRejected | None = None  # the newest one; None once a later step is published
@@ -218,7 +217,7 @@ class PolicyBoard:
                 self._learned(event)
                 self._outcomes = recent([*self._outcomes, event])
             case StepRejected(policy_id=self._policy_id):
-                self._told_by.pop(event.policy_version, None)
+                self._planned_from.pop(event.policy_version, None)
                 self.rejected = event
                 self._see(f"version {event.policy_version} rejected", record)
                 self._outcomes = recent([*self._outcomes, event])
@@ -228,19 +227,12 @@ class PolicyBoard:
                 self.published_version = max(event.policy_version, self.published_version or 0)
             case PolicyActivated(policy_id=self._policy_id):
                 self.active_versions[event.engine] = event.policy_version
-            case _:
-                pass
 
     def _learned(self, step: StepTaken) -> None:
-        one = self._told_by.pop(step.policy_version, None)
-        if one is not None:
-            before = self.learned_from
-            self.learned_from = LearnedFrom(
-                before.samples + one.samples,
-                before.with_feedback + one.with_feedback,
-                before.judged + one.judged,
-                before.hinted + step.num_hinted,
-            )
+        planned = self._planned_from.pop(step.policy_version, None)
+        if planned is not None:
+            of_step = planned._replace(hinted=step.num_hinted)
+            self.learned_from = LearnedFrom(*map(add, self.learned_from, of_step))
 
     def _see(self, what: str, record: Record, *, in_step: bool = False) -> None:
         self.trainer = TrainerSign(what, record.timestamp_ms, in_step)
@@ -251,15 +243,12 @@ class PolicyBoard:
             return
         if turn.judge == NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
             return
-        if turn.judge != NOBODY:
-            where = self._in_place_of(_of_nobody(turn), where)
+        if turn.judge != NOBODY:  # takes the place of the turn's sample without a judge, and has waited as long
+            unjudged = self._waiting.pop(_of_nobody(turn), where)
+            where = where._replace(timestamp_ms=unjudged.timestamp_ms)
         before = self._waiting.get(turn, where)
         is_revision = before.sample_id != where.sample_id
         self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
-
-    def _in_place_of(self, turn: _Answer, where: _SampleOffset) -> _SampleOffset:
-        before = self._waiting.pop(turn, where)
-        return where._replace(timestamp_ms=before.timestamp_ms)
 
     def _is_planned(self, turn: _Answer) -> bool:
         """Return whether a plan names the turn; a turn's plan without a judge counts for all judges."""
@@ -269,7 +258,7 @@ class PolicyBoard:
     def _plan(self, plan: BatchPlanned, at_ms: int) -> None:
         if self._newest_plan is not None and plan.policy_version <= self._newest_plan.policy_version:
             return  # of two plans for a version the first counts
-        self._told_by[plan.policy_version] = LearnedFrom(
+        self._planned_from[plan.policy_version] = LearnedFrom(
             samples=len(plan.turns),
             with_feedback=sum(bool(turn.num_feedback) for turn in plan.turns),
             judged=sum(turn.judge != NOBODY for turn in plan.turns),

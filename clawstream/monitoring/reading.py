@@ -5,17 +5,21 @@ import time
 from clawstream.config import TrainingSettings
 from clawstream.monitoring.alarm import BatchRule
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.windows import Believed
+from clawstream.monitoring.windows import AppendTimes
 from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.log import Start
 from clawstream.stream.stage import Record
 
 GROUP = "monitor"
 NUM_VOTES = 20  # of each partition; they show how the judge fares
-NUM_EXCHANGES = (
-    3  # of each partition; the newest exchange shows the broker's clock, and ends of sessions may come after it
-)
+NUM_EXCHANGES = 3  # of each partition, as ends of sessions may follow the newest, which shows the broker's clock
 TOPICS = (topics.EXCHANGES, topics.TURNS, topics.VOTES, topics.VERDICTS, topics.ANSWERS, topics.SAMPLES, topics.POLICY)
+
+
+def now_ms() -> int:
+    """Return the time of this machine's clock."""
+    return time.time_ns() // 1_000_000
 
 
 def due_of(training: TrainingSettings) -> BatchRule | None:
@@ -35,11 +39,20 @@ async def newest_records(kafka_log: KafkaLog, topic: str, most: int) -> list[Rec
 
 async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:
     """Let `board` learn all that the policy topic holds by now."""
-    believed = Believed()
-    async for records in kafka_log.follow([topics.POLICY], "earliest", until_end=True):
+    await _learn(kafka_log, board, topics.POLICY, "earliest")
+
+
+async def read_samples(kafka_log: KafkaLog, board: PolicyBoard) -> None:
+    """Let `board`, which knows the policy topic, learn the samples that no plan may have used by now."""
+    await _learn(kafka_log, board, topics.SAMPLES, await waiting_since(kafka_log, board))
+
+
+async def _learn(kafka_log: KafkaLog, board: PolicyBoard, topic: str, start: Start) -> None:
+    append_times = AppendTimes()
+    async for records in kafka_log.follow([topic], start, until_end=True):
         for record in records:
             if isinstance(record, Record):
-                board.learn(believed.dated(record, time.time_ns() // 1_000_000))
+                board.learn(append_times.corrected(record, now_ms()))
 
 
 async def waiting_since(kafka_log: KafkaLog, board: PolicyBoard) -> dict[tuple[str, int], int]:

@@ -1,12 +1,10 @@
-"""How an installation fares at this moment, from its log and its monitor; only read, nothing is started or written.
+"""The status of an installation at this moment, from its log and its monitor; nothing is started or written.
 
 A value that can't be known is absent, and `problems` says why: a status is an answer also where nothing runs.
 """
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,22 +15,23 @@ from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
 from clawstream.monitoring.alarm import BatchRule, JudgeReachability, TrainerSign, by_votes
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
-from clawstream.monitoring.reading import GROUP, NUM_EXCHANGES, NUM_VOTES, newest_records, read_policy, waiting_since
-from clawstream.monitoring.windows import Believed, BrokerClock
+from clawstream.monitoring.reading import (
+    GROUP,
+    NUM_EXCHANGES,
+    NUM_VOTES,
+    newest_records,
+    now_ms,
+    read_policy,
+    read_samples,
+)
+from clawstream.monitoring.windows import BrokerClock
 from clawstream.monitoring.windows import alarm as clock_alarm
 from clawstream.stream import topics
 from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.stage import Record
 
-STAGES = (
-    "turns",
-    "judging",
-    "heuristics",
-    "samples",
-    "project",
-    GROUP,
-)  # each reads as a group of its own name; the trainer reads without a group
+# Each reads as a group of its own name; the trainer reads without a group.
+STAGES = ("turns", "judging", "heuristics", "samples", "project", GROUP)
 REFRESHING = ("refresh",)  # where prompts are answered again
 GROUPED = ("trajectories", "groups")  # where groups are trained on
 NUM_VERDICTS = 5
@@ -108,7 +107,12 @@ async def _log(
         problems.append("no broker runs here and none is set (kafka.bootstrap)")
         return None
     try:
-        async with asyncio.timeout(LOG_WITHIN_S), _connected(kafka) as kafka_log:
+        async with (
+            asyncio.timeout(LOG_WITHIN_S),
+            KafkaLog.connect(
+                kafka.bootstrap, prefix=kafka.prefix, client_id="status", security=security_of(kafka)
+            ) as kafka_log,
+        ):
             return await read_log(kafka_log, board, optional, judge)
     except (PartUnavailable, TopicMismatch, TryLater) as error:
         problems.append(str(error))
@@ -117,32 +121,19 @@ async def _log(
     return None
 
 
-@asynccontextmanager
-async def _connected(kafka: KafkaSettings) -> AsyncIterator[KafkaLog]:
-    assert kafka.bootstrap is not None
-    async with KafkaLog.connect(
-        kafka.bootstrap, prefix=kafka.prefix, client_id="status", security=security_of(kafka)
-    ) as kafka_log:
-        yield kafka_log
-
-
 async def read_log(
     kafka_log: KafkaLog, board: PolicyBoard, optional: Sequence[str], judge: str | None = None
 ) -> LogStatus:
     """Return what the log says by now; `board` knows nothing yet."""
     await read_policy(kafka_log, board)
-    starts, believed = await waiting_since(kafka_log, board), Believed()
-    async for records in kafka_log.follow([topics.SAMPLES], starts, until_end=True):
-        for record in records:
-            if isinstance(record, Record):
-                board.learn(believed.dated(record, _now_ms()))
+    await read_samples(kafka_log, board)
     return LogStatus(
         lag_records={stage: await kafka_log.lag(stage) for stage in (*STAGES, *optional)},
         published_version=board.published_version,
         active_versions=dict(board.active_versions),
         rejected_version=None if board.rejected is None else board.rejected.policy_version,
         rejected_because=None if board.rejected is None else board.rejected.reason,
-        alarm=board.alarm(_now_ms()),
+        alarm=board.alarm(now_ms()),
         samples_waiting=board.num_waiting,
         oldest_waiting_at_ms=board.oldest_ms,
         last_verdicts=await _last_verdicts(kafka_log),
@@ -172,7 +163,7 @@ async def _clock_alarm(kafka_log: KafkaLog) -> str | None:
     clock = BrokerClock()
     for record in await newest_records(kafka_log, topics.EXCHANGES, NUM_EXCHANGES):
         clock.learn(record)
-    return clock_alarm(clock.off_ms(_now_ms()))
+    return clock_alarm(clock.off_ms(now_ms()))
 
 
 async def _monitor(url: str | None, problems: list[str]) -> Mapping[str, Any] | None:
@@ -187,12 +178,8 @@ async def _monitor(url: str | None, problems: list[str]) -> Mapping[str, Any] | 
             if response.status != 200:
                 problems.append(f"the monitor at {url} answers with status {response.status}")
                 return None
-            told: Mapping[str, Any] = await response.json()
-            return told
+            windows: Mapping[str, Any] = await response.json()
+            return windows
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         problems.append(f"the monitor at {url} does not answer ({type(error).__name__} {error})")
         return None
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,35 +1,20 @@
-"""Counts of what events say, in one-minute windows over the last hour, by the log's own clock. Pure.
+"""Counts of events in one-minute windows over the last hour, by the log's own clock; whether that clock is wrong. Pure.
 
-The broker's clock is wrong if it dates an exchange before the exchange ended, or in the future. An
-exchange that waited in a spool is appended long after it ended, which says nothing.
+The broker's clock is wrong if it dates an exchange before the exchange ended, or in the future. An exchange that waited
+in a spool is appended long after it ended, which says nothing.
 
-A record counts once, however often it is delivered, and so does an event that was written twice within the hour.
-
-Tallies add up in any order: the sum of an hour is the sum of its minutes. An average over nothing is None, not 0.
+A record counts once, however often it is delivered, and so does an event that was written twice within the hour. Counts
+add up in any order. An average over nothing is None, not 0.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from clawstream.events import (
-    AnswerRefreshed,
-    Event,
-    ExchangeCompleted,
-    ExchangeFailed,
-    PolicyActivated,
-    PolicyRejected,
-    SampleAssembled,
-    SampleRefused,
-    StepRejected,
-    StepTaken,
-    TurnOrphaned,
-    TurnPaired,
-    VerdictReached,
-    VoteCast,
-)
+from clawstream import events
+from clawstream.events import Event
 from clawstream.stream.log import Arrived
 from clawstream.stream.runner.clock import BELIEVED_MS, Dating
 from clawstream.stream.stage import Record
@@ -59,7 +44,9 @@ class BrokerClock:
 
     def learn(self, found: Arrived) -> None:
         """Take in a record as the broker dated it, in any order; records other than exchanges change nothing."""
-        if not isinstance(found, Record) or not isinstance(found.event, ExchangeCompleted | ExchangeFailed):
+        if not isinstance(found, Record) or not isinstance(
+            found.event, events.ExchangeCompleted | events.ExchangeFailed
+        ):
             return
         dated = _Dated(found.offset, found.timestamp_ms, found.event.finished_at_ms)
         self._newest[found.partition] = max(dated, self._newest.get(found.partition, dated))
@@ -86,13 +73,13 @@ def alarm(off_ms: int | None) -> str | None:
     )
 
 
-class Believed:
-    """Dates records as stages do: never in the future, never before the preceding record of the partition."""
+class AppendTimes:
+    """Corrects append times as stages do: none in the future, none before the preceding record of the partition."""
 
     def __init__(self) -> None:
         self._dating: dict[tuple[str, int], Dating] = {}
 
-    def dated(self, found: A, now_ms: int) -> A:
+    def corrected(self, found: A, now_ms: int) -> A:
         """Return the next record of its partition, with the append time that stages believe."""
         dating = self._dating.setdefault((found.topic, found.partition), Dating([found.topic]))
         taken_ms, _ = dating.date(found.topic, found.timestamp_ms, now_ms)
@@ -133,23 +120,8 @@ class EventCounts:
 
     def __add__(self, other: "EventCounts") -> "EventCounts":
         return EventCounts(
-            exchanges=_summed(self.exchanges, other.exchanges),
-            output_tokens=self.output_tokens + other.output_tokens,
-            turns_paired=self.turns_paired + other.turns_paired,
-            turns_orphaned=self.turns_orphaned + other.turns_orphaned,
-            votes=_summed(self.votes, other.votes),
-            verdicts=self.verdicts + other.verdicts,
-            verdicts_scored=self.verdicts_scored + other.verdicts_scored,
-            score_sum=self.score_sum + other.score_sum,
-            samples=self.samples + other.samples,
-            refusals=_summed(self.refusals, other.refusals),
-            anew=_summed(self.anew, other.anew),
-            steps=self.steps + other.steps,
-            steps_rejected=self.steps_rejected + other.steps_rejected,
-            activations=self.activations + other.activations,
-            rejections=self.rejections + other.rejections,
-            pause_ms_max=_larger(self.pause_ms_max, other.pause_ms_max),
-            undecodable=self.undecodable + other.undecodable,
+            **{name: _summed(getattr(self, name), getattr(other, name)) for name in _SUMMED},
+            pause_ms_max=max((ms for ms in (self.pause_ms_max, other.pause_ms_max) if ms is not None), default=None),
         )
 
     @property
@@ -169,6 +141,7 @@ class EventCounts:
         return _share(self.votes.get("failed", 0), sum(self.votes.values()))
 
 
+_SUMMED = tuple(field.name for field in fields(EventCounts) if field.name != "pause_ms_max")
 NOTHING = EventCounts()
 UNDECODABLE = EventCounts(undecodable=1)
 
@@ -176,48 +149,46 @@ UNDECODABLE = EventCounts(undecodable=1)
 def tally(event: Event) -> EventCounts:
     """Return what `event` adds."""
     match event:
-        case ExchangeCompleted():
+        case events.ExchangeCompleted():
             return EventCounts(exchanges={"completed": 1}, output_tokens=len(event.output_ids))
-        case ExchangeFailed():
+        case events.ExchangeFailed():
             return EventCounts(exchanges={event.reason.value: 1}, output_tokens=len(event.output_ids))
-        case TurnPaired():
+        case events.TurnPaired():
             return EventCounts(turns_paired=1)
-        case TurnOrphaned():
+        case events.TurnOrphaned():
             return EventCounts(turns_orphaned=1)
-        case VoteCast():
+        case events.VoteCast():
             return EventCounts(votes={event.status.value: 1})
-        case VerdictReached(score=None):
+        case events.VerdictReached(score=None):
             return EventCounts(verdicts=1)
-        case VerdictReached(score=int(score)):
+        case events.VerdictReached(score=int(score)):
             return EventCounts(verdicts=1, verdicts_scored=1, score_sum=score)
-        case SampleAssembled(refreshed_id=None):
+        case events.SampleAssembled(refreshed_id=None):
             return EventCounts(samples=1)
-        case SampleRefused(refreshed_id=None):
+        case events.SampleRefused(refreshed_id=None):
             return EventCounts(refusals={event.reason.value: 1})
-        case SampleAssembled():
+        case events.SampleAssembled():
             return EventCounts(anew={"sampled": 1})
-        case SampleRefused():
+        case events.SampleRefused():
             return EventCounts(anew={event.reason.value: 1})
-        case AnswerRefreshed(error=str()):
+        case events.AnswerRefreshed(error=str()):
             return EventCounts(anew={"unanswered": 1})
-        case StepTaken():
+        case events.StepTaken():
             return EventCounts(steps=1)
-        case StepRejected():
+        case events.StepRejected():
             return EventCounts(steps_rejected=1)
-        case PolicyActivated():
+        case events.PolicyActivated():
             return EventCounts(activations=1, pause_ms_max=event.pause_ms)
-        case PolicyRejected():
+        case events.PolicyRejected():
             return EventCounts(rejections=1)
         case _:
             return NOTHING
 
 
-def _summed(one: Mapping[str, int], other: Mapping[str, int]) -> Mapping[str, int]:
+def _summed(one: Any, other: Any) -> Any:
+    if isinstance(one, int):
+        return one + other
     return {key: one.get(key, 0) + other.get(key, 0) for key in sorted({*one, *other})}
-
-
-def _larger(one: float | None, other: float | None) -> float | None:
-    return max((value for value in (one, other) if value is not None), default=None)
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -1,11 +1,11 @@
-"""The accounts of clawstream's database: the one that owns it, and the one that may only look.
+"""The accounts of clawstream's database: the one that owns it, and the one that may only read.
 
 A cluster's first account is a superuser for ever, so everything it owns is given to another account. On somebody else's
 server this is that person's task.
 
-A read-only transaction does not confine a superuser: COPY starts programs in it. So people look through another
+A read-only transaction does not confine a superuser: COPY starts programs in it. So people read through another
 account, `<account>_reader`, whose password is derived from the writing account's; `database.upgrade` makes it. A query
-can't leave that account, as its session never had another. Where it can't be made, the writing account looks in a
+can't leave that account, as its session never had another. Where it can't be made, the writing account reads in a
 read-only transaction, unless it has powers over the server that such a transaction does not take away.
 """
 
@@ -141,29 +141,34 @@ def _made(writer: Engine, alone: Engine) -> bool:
 
 def _create(connection: Connection, reader: URL) -> None:
     name = sql.Identifier(reader.username or "")
+    driver = driver_of(connection)
     for statement in (
         "CREATE ROLE {} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS",
         "ALTER ROLE {} SET default_transaction_read_only = on",
         f"ALTER ROLE {{}} SET statement_timeout = '{STATEMENT_TIMEOUT}'",
     ):
-        _driver(connection).execute(sql.SQL(statement).format(name))
+        driver.execute(sql.SQL(statement).format(name))
     if not connection.execute(_IS_SUPERUSER).scalar():  # so that it may end the reader's sessions
-        _driver(connection).execute(sql.SQL("GRANT {} TO CURRENT_USER").format(name))
+        driver.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(name))
     _set_password(connection, reader)
 
 
 def _set_password(connection: Connection, reader: URL) -> None:
     if reader.password is None:
         return
-    driver, name = _driver(connection), reader.username or ""
+    driver, name = driver_of(connection), reader.username or ""
+    scrambled = _scrambled(driver, name, str(reader.password))
+    driver.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(name), scrambled))
+
+
+def _scrambled(driver: psycopg.Connection, name: str, password: str) -> sql.Literal:
     # Scrambled here, so that no log of the server's holds the password.
-    scrambled = driver.pgconn.encrypt_password(str(reader.password).encode(), name.encode(), b"scram-sha-256")
-    driver.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(name), sql.Literal(scrambled.decode())))
+    return sql.Literal(driver.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode())
 
 
 def _grant(connection: Connection, name: str) -> None:
     """Grant only missing rights: a grant waits for sessions that use the table."""
-    driver, reader = _driver(connection), sql.Identifier(name)
+    driver, reader = driver_of(connection), sql.Identifier(name)
     database, schema, connects, uses = connection.execute(_PLACE, {"reader": name}).one()
     names = {"reader": reader, "database": sql.Identifier(database), "schema": sql.Identifier(schema)}
     if not connects:
@@ -177,7 +182,8 @@ def _grant(connection: Connection, name: str) -> None:
         driver.execute(sql.SQL("GRANT SELECT ON {} TO {reader}").format(whole, **names))
 
 
-def _driver(connection: Connection) -> "psycopg.Connection[tuple[object, ...]]":
+def driver_of(connection: Connection) -> psycopg.Connection:
+    """Return the driver's connection below SQLAlchemy's."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
     return driver
@@ -222,13 +228,13 @@ def url_of_owner(url: str) -> str:
     return superuser.set(username=OWNER, password=password).render_as_string(hide_password=False)
 
 
-def _make(connection: "psycopg.Connection[tuple[object, ...]]", password: str) -> None:
+def _make(connection: psycopg.Connection, password: str) -> None:
     if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (OWNER,)).fetchone() is None:
-        scrambled = connection.pgconn.encrypt_password(password.encode(), OWNER.encode(), b"scram-sha-256").decode()
-        connection.execute(sql.SQL(f"CREATE ROLE {OWNER} {_RIGHTS} PASSWORD {{}}").format(sql.Literal(scrambled)))
+        scrambled = _scrambled(connection, OWNER, password)
+        connection.execute(sql.SQL(f"CREATE ROLE {OWNER} {_RIGHTS} PASSWORD {{}}").format(scrambled))
 
 
-def _give(connection: "psycopg.Connection[tuple[object, ...]]", database: str) -> None:
+def _give(connection: psycopg.Connection, database: str) -> None:
     """Give the owner the database and everything that the superuser made in it."""
     connection.execute(sql.SQL(f"ALTER DATABASE {{}} OWNER TO {OWNER}").format(sql.Identifier(database)))
     for kind, schema, name, arguments in connection.execute(_OURS).fetchall():

@@ -108,27 +108,30 @@ def looking(url: str) -> Iterator[Engine]:
     Raises DatabaseMismatch for another revision, PartUnavailable without a database, OperatorError where only an
     account with power over the server can be had.
     """
-    alone, writer = connect(accounts.address(url).render_as_string(hide_password=False)), connect(url)
-    try:
-        check(writer)
-        yield accounts.reading(alone, writer)
-    except OperationalError as error:
-        raise unreachable(writer, error) from error
-    finally:
-        alone.dispose()
-        writer.dispose()
+    with _both(url) as (reader, writer):
+        try:
+            yield accounts.reading(reader, writer)
+        except OperationalError as error:
+            raise unreachable(writer, error) from error
 
 
 def reader_url(url: str) -> str:
     """Return the read-only account's URL; where that account is missing and can't be made, that is logged."""
-    alone, writer = connect(accounts.address(url).render_as_string(hide_password=False)), connect(url)
+    with _both(url) as (reader, writer):
+        accounts.is_there(reader, writer)
+    return for_tools(reader.url.render_as_string(hide_password=False))
+
+
+@contextmanager
+def _both(url: str) -> Iterator[tuple[Engine, Engine]]:
+    """Yield the engines of the read-only and of the writing account; the database's revision is checked."""
+    reader, writer = connect(accounts.address(url).render_as_string(hide_password=False)), connect(url)
     try:
         check(writer)
-        accounts.is_there(alone, writer)
+        yield reader, writer
     finally:
-        alone.dispose()
+        reader.dispose()
         writer.dispose()
-    return for_tools(alone.url.render_as_string(hide_password=False))
 
 
 def for_tools(url: str) -> str:

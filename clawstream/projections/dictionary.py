@@ -1,14 +1,13 @@
-"""The words of docs/dictionary.md as comments in the database, and a page made from the database's comments."""
+"""The meanings in docs/dictionary.md as comments in the database, and a page made from the database's comments."""
 
 from dataclasses import dataclass
 from itertools import groupby
 
-import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, text
 
-from clawstream.projections import tables
-from clawstream.projections.tables import RELATIONS
+from clawstream.projections.accounts import driver_of
+from clawstream.projections.tables import RELATION_MEANINGS, RELATIONS, meaning
 
 _KINDS = {"r": "TABLE", "v": "VIEW"}
 _FOUND = text("""
@@ -33,31 +32,28 @@ Printed by `clawstream db dictionary`.
 class _Column:
     relation: str
     kind: str
-    said_of_relation: str | None
+    relation_comment: str | None
     name: str
     type: str
-    said: str | None
+    comment: str | None
 
 
 def describe(connection: Connection) -> None:
     """Set the comment of each table, view and column of the current schema."""
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
     statements = []
     for relation, columns in groupby(_columns(connection), lambda column: column.relation):
         found = list(columns)
-        if found[0].said_of_relation != tables.RELATION_MEANINGS.get(relation):
-            words = sql.Literal(tables.RELATION_MEANINGS.get(relation))
-            statements.append(
-                sql.SQL(f"COMMENT ON {_KINDS[found[0].kind]} {{}} IS {{}}").format(sql.Identifier(relation), words)
-            )
+        words, kind = RELATION_MEANINGS.get(relation), _KINDS[found[0].kind]
+        if found[0].relation_comment != words:
+            name = sql.Identifier(relation)
+            statements.append(sql.SQL(f"COMMENT ON {kind} {{}} IS {{}}").format(name, sql.Literal(words)))
         for column in found:
-            meaning = tables.meaning(relation, column.name)
-            if column.said != meaning:
+            words = meaning(relation, column.name)
+            if column.comment != words:
                 name = sql.Identifier(relation, column.name)
-                statements.append(sql.SQL("COMMENT ON COLUMN {} IS {}").format(name, sql.Literal(meaning)))
+                statements.append(sql.SQL("COMMENT ON COLUMN {} IS {}").format(name, sql.Literal(words)))
     if statements:
-        driver.execute(sql.SQL("; ").join(statements))
+        driver_of(connection).execute(sql.SQL("; ").join(statements))
 
 
 def page(connection: Connection) -> str:
@@ -68,9 +64,9 @@ def page(connection: Connection) -> str:
         of_kind = [column for column in _columns(connection) if column.kind == kind]
         for relation, columns in groupby(of_kind, lambda column: column.relation):
             found = list(columns)
-            parts.append(f"\n### `{relation}`\n\nA row is {found[0].said_of_relation or '(not said)'}.\n\n")
+            parts.append(f"\n### `{relation}`\n\nA row is {found[0].relation_comment or '(not said)'}.\n\n")
             parts.append("| column | type | |\n|---|---|---|\n")
-            parts += [f"| `{column.name}` | {column.type} | {column.said or ''} |\n" for column in found]
+            parts += [f"| `{column.name}` | {column.type} | {column.comment or ''} |\n" for column in found]
     return "".join(parts)
 
 

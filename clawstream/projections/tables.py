@@ -1,14 +1,12 @@
 """The tables, each fed by one topic, with columns from the events' fields; docs/dictionary.md says what each means.
 
-The words are written on that page only; a test compares it with the database.
+A fact's row is keyed by its event id, and holds the record's topic, partition, offset and time. Each other column has
+the name of an event's field; the fields of a request stand beside those of its exchange. A column may be NULL where its
+field may be None, or where one of the table's events lacks the field.
 
-Each field is a column of the same name; the fields of a request stand beside those of its exchange. A column may be
-NULL where its field may be None, or where one of the table's events lacks the field.
-
-A fact's row is keyed by its event id, and holds the record's place and time on the log; its other columns are the
-event's fields. No table refers to another: topics are read at different speeds, so joins live in the views. Text and
-JSON are stored as clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the
-projector's own books; `overruled` keeps what they said where a rebuild did not follow them.
+No table refers to another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
+clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the projector's own books;
+`overruled` keeps what they said where a rebuild did not follow them.
 """
 
 import re
@@ -38,44 +36,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, REAL
 from sqlalchemy.types import TypeEngine
 
-from clawstream.events import (
-    AnswerRefreshed,
-    BaseNamed,
-    BatchPlanned,
-    Event,
-    ExchangeCompleted,
-    ExchangeFailed,
-    FeedbackGiven,
-    GroupSettled,
-    GroupWaited,
-    HintAbsent,
-    HintFound,
-    Packed,
-    PolicyActivated,
-    PolicyPublished,
-    PolicyRejected,
-    RefreshAsked,
-    ReplayEnded,
-    ReplayStarted,
-    RequestDelta,
-    RollbackAsked,
-    SampleAssembled,
-    SampleRefused,
-    SamplesPromoted,
-    SessionDone,
-    SessionIdle,
-    StepRejected,
-    StepTaken,
-    TeacherScored,
-    TrajectoryEnded,
-    TrajectoryLate,
-    TurnOrphaned,
-    TurnPaired,
-    TurnsSettled,
-    VerdictReached,
-    VersionPinned,
-    VoteCast,
-)
+from clawstream import events
+from clawstream.events import Event
 from clawstream.resources import folder
 from clawstream.stream.topics import topic_of
 
@@ -104,16 +66,18 @@ def meaning(relation: str, column: str) -> str | None:
 
 
 _PLAIN = MappingProxyType({str: Text, int: BigInteger, float: Double, bool: Boolean})
-_PACKED = MappingProxyType({Packed.INT32: Integer, Packed.FLOAT32: REAL, Packed.INT8: SmallInteger})
+_PACKED = MappingProxyType(
+    {events.Packed.INT32: Integer, events.Packed.FLOAT32: REAL, events.Packed.INT8: SmallInteger}
+)
 _ITEMS = MappingProxyType({str: Text, int: Integer, float: Double})
 
 
-def columns_of(events: Collection[type[Event]]) -> list[Column[Any]]:
+def columns_of(kinds: Collection[type[Event]]) -> list[Column[Any]]:
     """Return a column for each field of these events, in their order."""
-    said = [_fields(event) for event in events]
+    hints = [_fields(kind) for kind in kinds]
     return [
-        Column(name, _type(hint), nullable=not all(name in one and not _may_be_none(one[name]) for one in said))
-        for name, hint in {name: hint for one in reversed(said) for name, hint in one.items()}.items()
+        Column(name, _type(hint), nullable=not all(name in one and not _may_be_none(one[name]) for one in hints))
+        for name, hint in {name: hint for one in reversed(hints) for name, hint in one.items()}.items()
     ]
 
 
@@ -122,7 +86,7 @@ def _fields(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint = hints[field.name]
-        found |= _fields(hint) if hint is RequestDelta else {field.name: hint}
+        found |= _fields(hint) if hint is events.RequestDelta else {field.name: hint}
     return found
 
 
@@ -155,11 +119,7 @@ def _must(name: str, kind: object) -> Column[object]:
     return Column(name, kind, nullable=False)  # type: ignore[arg-type]
 
 
-def _may(name: str, kind: object) -> Column[object]:
-    return Column(name, kind)  # type: ignore[arg-type]
-
-
-def _facts(name: str, events: Mapping[type[Event], str | None], *more: Column[Any], **indexes: Sequence[str]) -> Table:
+def _facts(name: str, kinds: Mapping[type[Event], str | None], *more: Column[Any], **indexes: Sequence[str]) -> Table:
     """A table of these events of one topic; where there are several, a row's `kind` says which event it is."""
     return Table(
         name,
@@ -169,22 +129,30 @@ def _facts(name: str, events: Mapping[type[Event], str | None], *more: Column[An
         _must("source_partition", Integer),
         _must("source_offset", BigInteger),
         _must("log_time", DateTime(timezone=True)),
-        *([_must("kind", Text)] if len(events) > 1 else []),
-        *columns_of(events),
+        *([_must("kind", Text)] if len(kinds) > 1 else []),
+        *columns_of(kinds),
         *more,
         *(Index(f"{name}_{suffix}", *columns) for suffix, columns in indexes.items()),
-        info={"topic": topic_of(next(iter(events))), "events": events},
+        info={"topic": topic_of(next(iter(kinds))), "events": kinds},
     )
+
+
+def _book(name: str, *columns: Column[Any], key: Sequence[str] = ()) -> Table:
+    """A table of the projector's own, keyed by partition and `key`."""
+    place = (_must("topic", Text), _must("partition", Integer))
+    return Table(name, metadata, *place, *columns, PrimaryKeyConstraint("topic", "partition", *key))
 
 
 exchanges = _facts(
     "exchanges",
-    {ExchangeCompleted: "completed", ExchangeFailed: "failed"},
+    {events.ExchangeCompleted: "completed", events.ExchangeFailed: "failed"},
     in_session_order=_IN_SESSION,
     by_exchange_id=["exchange_id", "kind"],
     in_log_order=["source_partition", "source_offset"],
 )
-session_ends = _facts("session_ends", {SessionDone: "done", SessionIdle: "idle"}, in_session_order=_IN_SESSION)
+session_ends = _facts(
+    "session_ends", {events.SessionDone: "done", events.SessionIdle: "idle"}, in_session_order=_IN_SESSION
+)
 
 sessions = Table(
     "sessions",
@@ -195,119 +163,110 @@ sessions = Table(
     _must("first_at", DateTime(timezone=True)),
     _must("last_offset", BigInteger),
     _must("last_at", DateTime(timezone=True)),
-    _may("client", Text),  # of the first exchange
-    _may("model", Text),
+    Column("client", Text),  # of the first exchange
+    Column("model", Text),
     _must("num_main", BigInteger),
     _must("num_side", BigInteger),
     _must("num_failed", BigInteger),
-    _may("done_at", DateTime(timezone=True)),
-    _may("idle_at", DateTime(timezone=True)),
+    Column("done_at", DateTime(timezone=True)),
+    Column("idle_at", DateTime(timezone=True)),
 )
 
 turns = _facts(
-    "turns", {TurnPaired: "paired", TurnOrphaned: "orphaned"}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
+    "turns",
+    {events.TurnPaired: "paired", events.TurnOrphaned: "orphaned"},
+    in_session_order=_IN_SESSION,
+    by_turn=["turn_id"],
 )
-settlements = _facts("settlements", {TurnsSettled: None}, in_session_order=_IN_SESSION)
-votes = _facts("votes", {VoteCast: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
-verdicts = _facts("verdicts", {VerdictReached: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
-hints = _facts("hints", {HintFound: "found", HintAbsent: "absent"}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
-teacher_scores = _facts("teacher_scores", {TeacherScored: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
-feedback = _facts("feedback", {FeedbackGiven: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+settlements = _facts("settlements", {events.TurnsSettled: None}, in_session_order=_IN_SESSION)
+votes = _facts("votes", {events.VoteCast: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+verdicts = _facts("verdicts", {events.VerdictReached: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
+hints = _facts(
+    "hints", {events.HintFound: "found", events.HintAbsent: "absent"}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
+)
+teacher_scores = _facts(
+    "teacher_scores", {events.TeacherScored: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
+)
+feedback = _facts("feedback", {events.FeedbackGiven: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"])
 samples = _facts(
     "samples",
-    {SampleAssembled: None},
+    {events.SampleAssembled: None},
     _SAMPLE_ID,
     in_session_order=_IN_SESSION,
     by_turn=["turn_id"],
     by_sample_id=["sample_id"],
 )
-refresh_asks = _facts("refresh_asks", {RefreshAsked: None}, in_session_order=_IN_SESSION)
+refresh_asks = _facts("refresh_asks", {events.RefreshAsked: None}, in_session_order=_IN_SESSION)
 refreshed_answers = _facts(
-    "refreshed_answers", {AnswerRefreshed: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
+    "refreshed_answers", {events.AnswerRefreshed: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
 )
-refusals = _facts("refusals", {SampleRefused: None}, in_session_order=_IN_SESSION)
+refusals = _facts("refusals", {events.SampleRefused: None}, in_session_order=_IN_SESSION)
 ended_trajectories = _facts(
-    "ended_trajectories", {TrajectoryEnded: None}, in_session_order=_IN_SESSION, by_group=["group_id"]
+    "ended_trajectories", {events.TrajectoryEnded: None}, in_session_order=_IN_SESSION, by_group=["group_id"]
 )
 groups = _facts(
     "groups",
-    {GroupWaited: "waited", GroupSettled: "settled", TrajectoryLate: "late"},
+    {events.GroupWaited: "waited", events.GroupSettled: "settled", events.TrajectoryLate: "late"},
     by_group=["group_id", "source_offset"],
 )
-batches = _facts("batches", {BatchPlanned: None}, by_version=_VERSION)
-steps = _facts("steps", {StepTaken: None}, by_version=_VERSION)
-bases = _facts("bases", {BaseNamed: None})
-policies = _facts("policies", {PolicyPublished: None}, by_version=_VERSION)
-activations = _facts("activations", {PolicyActivated: None}, by_version=_VERSION)
-rejections = _facts("rejections", {PolicyRejected: "engine", StepRejected: "step"}, by_version=_VERSION)
-replays = _facts("replays", {ReplayStarted: None})
-replay_ends = _facts("replay_ends", {ReplayEnded: None})
-promotions = _facts("promotions", {SamplesPromoted: None})
-rollbacks = _facts("rollbacks", {RollbackAsked: None})
-pins = _facts("pins", {VersionPinned: None})
+batches = _facts("batches", {events.BatchPlanned: None}, by_version=_VERSION)
+steps = _facts("steps", {events.StepTaken: None}, by_version=_VERSION)
+bases = _facts("bases", {events.BaseNamed: None})
+policies = _facts("policies", {events.PolicyPublished: None}, by_version=_VERSION)
+activations = _facts("activations", {events.PolicyActivated: None}, by_version=_VERSION)
+rejections = _facts("rejections", {events.PolicyRejected: "engine", events.StepRejected: "step"}, by_version=_VERSION)
+replays = _facts("replays", {events.ReplayStarted: None})
+replay_ends = _facts("replay_ends", {events.ReplayEnded: None})
+promotions = _facts("promotions", {events.SamplesPromoted: None})
+rollbacks = _facts("rollbacks", {events.RollbackAsked: None})
+pins = _facts("pins", {events.VersionPinned: None})
 
-offsets = Table(
+offsets = _book(
     "offsets",
-    metadata,
-    _must("topic", Text),
-    _must("partition", Integer),
     _must("next_offset", BigInteger),
     _must("epoch", BigInteger),  # counts the projectors that owned the partition; only the newest may write
-    _may("chain", LargeBinary),  # see clawstream/projections/write/chain.py; NULL: nothing was read
-    _may("chain_from", BigInteger),  # the offset of its first record
-    PrimaryKeyConstraint("topic", "partition"),
+    Column("chain", LargeBinary),  # see clawstream/projections/write/chain.py; NULL: nothing was read
+    Column("chain_from", BigInteger),  # the offset of its first record
 )
 
-chain_blocks = Table(
+chain_blocks = _book(
     "chain_blocks",
-    metadata,
-    _must("topic", Text),
-    _must("partition", Integer),
     _must("block", BigInteger),
     _must("next_offset", BigInteger),
     _must("chain", LargeBinary),
     _must("marks", LargeBinary),
-    PrimaryKeyConstraint("topic", "partition", "block"),
+    key=["block"],
 )
 
-set_aside = Table(
+set_aside = _book(
     "set_aside",  # records that were read and have no row; see clawstream/projections/write/quarantine.py
-    metadata,
-    _must("topic", Text),
-    _must("partition", Integer),
     _must("source_offset", BigInteger),
     _must("log_time_ms", BigInteger),
-    _may("record_key", LargeBinary),
+    Column("record_key", LargeBinary),
     _must("reason", Text),  # undecodable, unusable, failed, parked
     _must("error", Text),
     _must("attempt", BigInteger),
     _must("fate", Text),  # open: it waits; discarded
-    PrimaryKeyConstraint("topic", "partition", "source_offset"),
+    key=["source_offset"],
 )
 
-overruled = Table(
+overruled = _book(
     "overruled",  # what the books said before a rebuild with `--trust-log`
-    metadata,
-    _must("topic", Text),
-    _must("partition", Integer),
     _must("overruled_at", DateTime(timezone=True)),
     _must("next_offset", BigInteger),
-    _may("chain", LargeBinary),
+    Column("chain", LargeBinary),
     _must("made_next_offset", BigInteger),  # what the log gave in its place
-    _may("made_chain", LargeBinary),
+    Column("made_chain", LargeBinary),
     _must("kept_schema", Text),  # where the old tables were left
-    PrimaryKeyConstraint("topic", "partition", "overruled_at"),
+    key=["overruled_at"],
 )
 
-commits = Table(
+commits = _book(
     "commits",
-    metadata,
-    _must("topic", Text),
-    _must("partition", Integer),
     _must("next_offset", BigInteger),
     _must("first_offset", BigInteger),
     _must("committed_at", DateTime(timezone=True)),
-    PrimaryKeyConstraint("topic", "partition", "next_offset"),
+    key=["next_offset"],
 )
 
 FACTS = tuple(table for table in metadata.sorted_tables if "topic" in table.info)

@@ -5,7 +5,8 @@ The existing tables are seen as of one moment. Meanwhile the projector writes on
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -14,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import OperatorError
 from clawstream.projections import database, tables
+from clawstream.projections.accounts import driver_of
 from clawstream.projections.write.rows import TableRow
 from clawstream.projections.write.writer import merge, staging
 from clawstream.stream import topics
@@ -96,7 +98,7 @@ class Scratch:
             "wanted": sql.SQL("true") if only is None else sql.SQL("{} = ANY(%(only)s)").format(_record_key(table)),
             "offset": sql.Identifier("first_offset" if table is tables.sessions else "source_offset"),
             "topic": sql.Literal(topics.EXCHANGES if table is tables.sessions else table.info["topic"]),
-            "columns": sql.SQL(", ").join(_told(column.name) for column in table.columns),
+            "columns": sql.SQL(", ").join(_compared(column.name) for column in table.columns),
         }
         arguments = {"only": None if only is None else list(only), "shown": _SHOWN}
         self.cursor.execute(sql.SQL("ANALYZE {made}").format(**parts))
@@ -121,8 +123,7 @@ def scratch(url: str) -> Iterator[Scratch]:
     try:
         database.check(engine)
         with engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, psycopg.Connection)
+            driver = driver_of(connection)
             driver.rollback()  # end the transaction of the pool's first query
             driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             cursor = driver.cursor()
@@ -198,26 +199,21 @@ _DIFFERENT = sql.SQL("""
 """)
 
 
-def _told(name: str) -> sql.Composed:
+def _compared(name: str) -> sql.Composed:
+    """Whether a column differs, and its two values."""
     return sql.SQL("l.{0} IS DISTINCT FROM m.{0}, left(m.{0}::text, %(shown)s), left(l.{0}::text, %(shown)s)").format(
         sql.Identifier(name)
     )
 
 
-def _difference(table: Table, found: Sequence[object]) -> Difference:
-    key, missing, extra, *told = found
+def _difference(table: Table, found: Sequence[Any]) -> Difference:
+    key, missing, extra, *columns = found
+    what = "missing" if missing else "extra" if extra else "different"
+    named = Difference(table=table.name, key=str(key), what=what)
     if missing or extra:
-        return Difference(table=table.name, key=str(key), what="missing" if missing else "extra")
-    names = [column.name for column in table.columns]
-    for n, name in enumerate(names):
-        differs, expected, there = told[3 * n : 3 * n + 3]
+        return named
+    for n, column in enumerate(table.columns):
+        differs, expected, there = columns[3 * n : 3 * n + 3]
         if differs:
-            return Difference(
-                table=table.name,
-                key=str(key),
-                what="different",
-                column=name,
-                expected=None if expected is None else str(expected),
-                found=None if there is None else str(there),
-            )
-    return Difference(table=table.name, key=str(key), what="different")  # bytes differ, values are equal
+            return replace(named, column=column.name, expected=expected, found=there)
+    return named  # bytes differ, values are equal

@@ -86,21 +86,11 @@ class Audit:
 
     def as_dict(self) -> dict[str, object]:
         """Return everything as plain values."""
-        return {
-            "records": self.records,
-            "records_chained": self.records_chained,
-            "records_set_aside": self.records_set_aside,
-            "records_unread": self.records_unread,
+        return asdict(self) | {
             "unchained": {f"{place.topic}-{place.partition}": number for place, number in self.unchained.items()},
             "chain_ok": self.chain_ok,
             "breaks": [asdict(one) | {"place": f"{one.place.topic}-{one.place.partition}"} for one in self.breaks],
-            "rows": self.rows,
-            "rows_differ": self.rows_differ,
-            "differences": [asdict(one) for one in self.differences],
             "expired": {f"{place.topic}-{place.partition}": offset for place, offset in self.expired.items()},
-            "keys": self.keys,
-            "answers_without_outcome": self.answers_without_outcome,
-            "without_outcome": list(self.without_outcome),
             "overruled": [one.as_dict() for one in self.overruled],
         }
 

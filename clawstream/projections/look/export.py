@@ -1,4 +1,4 @@
-"""`clawstream export`: writes what was said and what was learned from it to files, all of one moment.
+"""`clawstream export`: writes conversations and what was learned from them to files, all of one moment.
 
 One record a line in <name>.jsonl, or a row in <name>.parquet, with the columns of the queries below. JSONL has texts as
 they were said; Parquet has them as stored, escaped as clawstream/projections/text.py says, since it holds UTF-8 only. A
@@ -10,20 +10,17 @@ from contextlib import contextmanager
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
-from types import MappingProxyType
 from uuid import UUID
 
-import orjson
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from clawstream.projections.look.sql import QueryResult, as_json, ask, snapshot
+from clawstream.projections.look.sql import QueryResult, ask, json_of, snapshot
 from clawstream.projections.text import original_json
 
 TIMEOUT_S = 3600.0
 _ROWS_AT_ONCE = 200
-_JSON_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_SUBCLASS
 
 
 class FileFormat(StrEnum):
@@ -121,29 +118,29 @@ _VERSIONS = """
     LEFT JOIN policies AS p USING (policy_id, policy_version)
     ORDER BY v.policy_id, v.policy_version
 """
-QUERIES: Mapping[str, str] = MappingProxyType(
-    {
-        "conversations": _CONVERSATIONS,
-        "judgements": _JUDGEMENTS,
-        "feedback": _FEEDBACK,
-        "samples": _SAMPLES,
-        "steps": _STEPS,
-        "versions": _VERSIONS,
-    }
-)
-_ARROW: Mapping[str, pa.DataType] = MappingProxyType(
-    {
-        "text": pa.string(),
-        "uuid": pa.string(),
-        "jsonb": pa.string(),
-        "int8": pa.int64(),
-        "float8": pa.float64(),
-        "timestamptz": pa.timestamp("us", tz="UTC"),
-    }
-)
-_ARROW_ITEMS: Mapping[str, pa.DataType] = MappingProxyType(
-    {"text": pa.string(), "int2": pa.int8(), "int4": pa.int32(), "int8": pa.int64(), "float4": pa.float32()}
-)
+QUERIES: Mapping[str, str] = {
+    "conversations": _CONVERSATIONS,
+    "judgements": _JUDGEMENTS,
+    "feedback": _FEEDBACK,
+    "samples": _SAMPLES,
+    "steps": _STEPS,
+    "versions": _VERSIONS,
+}
+_ARROW: Mapping[str, pa.DataType] = {
+    "text": pa.string(),
+    "uuid": pa.string(),
+    "jsonb": pa.string(),
+    "int8": pa.int64(),
+    "float8": pa.float64(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+}
+_ARROW_ITEMS: Mapping[str, pa.DataType] = {
+    "text": pa.string(),
+    "int2": pa.int8(),
+    "int4": pa.int32(),
+    "int8": pa.int64(),
+    "float4": pa.float32(),
+}
 _ESCAPE_NOTE = {b"clawstream.text": b"U+241B 'u' and four hex digits stand for that code point"}
 
 
@@ -175,22 +172,20 @@ def _write_jsonl(answer: QueryResult, path: Path) -> int:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for row in answer.rows:
             record = dict(zip(answer.names, row, strict=True))
-            file.write(original_json(orjson.dumps(record, default=as_json, option=_JSON_OPTIONS).decode()))
+            file.write(original_json(json_of(record) + "\n"))
             count += 1
     return count
 
 
 def _write_parquet(answer: QueryResult, path: Path) -> int:
     count = 0
-    batch = list(islice(answer.rows, _ROWS_AT_ONCE))
     schema = _schema(answer)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch:
+        while batch := list(islice(answer.rows, _ROWS_AT_ONCE)):
             columns = zip(*batch, strict=True)
             arrays = [pa.array(map(_plain, values), field.type) for values, field in zip(columns, schema, strict=True)]
             writer.write_batch(pa.record_batch(arrays, schema=schema))
             count += len(batch)
-            batch = list(islice(answer.rows, _ROWS_AT_ONCE))
     return count
 
 

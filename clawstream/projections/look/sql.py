@@ -14,7 +14,6 @@ from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
 from itertools import islice
-from types import MappingProxyType
 from typing import Any, TextIO
 
 import orjson
@@ -27,7 +26,7 @@ from rich.text import Text
 
 from clawstream.errors import OperatorError
 from clawstream.layout import show
-from clawstream.projections import database
+from clawstream.projections import accounts, database
 from clawstream.projections.look.summaries import printable, printable_json
 
 
@@ -60,18 +59,17 @@ def ask(cursor: psycopg.Cursor, query: str) -> Iterator[QueryResult]:
     if prepared.status != ExecStatus.COMMAND_OK:
         raise psycopg.errors.error_from_result(prepared)
     columns = server.describe_prepared(b"")
+    numbers = range(columns.nfields)
     seen: Counter[str] = Counter()
     names = []
-    for n in range(columns.nfields):
-        name = (columns.fname(n) or b"").decode()
+    for name in ((columns.fname(n) or b"").decode() for n in numbers):
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    oids = tuple(columns.ftype(n) for n in range(columns.nfields))
     # The stream holds the connection's lock until it is closed: an error half-way through would wait for itself.
     rows = cursor.stream(query.encode())
     assert isinstance(rows, Generator)
     with closing(rows):
-        yield QueryResult(names=tuple(names), type_oids=oids, rows=rows)
+        yield QueryResult(names=tuple(names), type_oids=tuple(map(columns.ftype, numbers)), rows=rows)
 
 
 @contextmanager
@@ -82,8 +80,7 @@ def snapshot(url: str, *, timeout_s: float) -> Iterator[psycopg.Cursor]:
     """
     try:
         with database.looking(url) as engine, engine.connect() as connection:
-            driver = connection.connection.driver_connection
-            assert isinstance(driver, psycopg.Connection)
+            driver = accounts.driver_of(connection)
             driver.rollback()  # what the pool asked first
             driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             driver.read_only = True
@@ -130,8 +127,12 @@ def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[
         return [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
 
 
-def as_json(value: object) -> object:
-    """Return a value that orjson does not know in a form that it knows; for its `default`."""
+def json_of(value: object) -> str:
+    """Return a cell, or a row by column, as JSON."""
+    return orjson.dumps(value, default=_known_to_orjson, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
+
+
+def _known_to_orjson(value: object) -> object:
     if isinstance(value, Json):
         return orjson.Fragment(value.encode())
     if isinstance(value, str):
@@ -151,10 +152,7 @@ def _print_csv(answer: QueryResult, out: TextIO) -> None:
 def _print_json(answer: QueryResult, out: TextIO) -> None:
     before = "[\n"
     for row in answer.rows:
-        line = orjson.dumps(
-            dict(zip(answer.names, row, strict=True)), default=as_json, option=orjson.OPT_PASSTHROUGH_SUBCLASS
-        )
-        out.write(before + printable_json(line.decode()))
+        out.write(before + printable_json(json_of(dict(zip(answer.names, row, strict=True)))))
         before = ",\n"
     out.write("[]\n" if before == "[\n" else "\n]\n")
 
@@ -170,9 +168,11 @@ def _print_table(answer: QueryResult, out: TextIO) -> None:
     show(Console(file=out), table)
 
 
-_PRINT: Mapping[RowFormat, Callable[[QueryResult, TextIO], None]] = MappingProxyType(
-    {RowFormat.TABLE: _print_table, RowFormat.CSV: _print_csv, RowFormat.JSON: _print_json}
-)
+_PRINT: Mapping[RowFormat, Callable[[QueryResult, TextIO], None]] = {
+    RowFormat.TABLE: _print_table,
+    RowFormat.CSV: _print_csv,
+    RowFormat.JSON: _print_json,
+}
 
 
 def _short(value: object) -> str | None:
@@ -198,5 +198,5 @@ def _cell(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list | dict):
-        return orjson.dumps(value, default=as_json, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
+        return json_of(value)
     return str(value)

@@ -3,42 +3,8 @@
 import json
 from dataclasses import fields, is_dataclass
 
-from clawstream.events import (
-    AnswerRefreshed,
-    BaseNamed,
-    BatchPlanned,
-    Event,
-    ExchangeCompleted,
-    ExchangeFailed,
-    FeedbackGiven,
-    GroupSettled,
-    GroupWaited,
-    HintAbsent,
-    HintFound,
-    PolicyActivated,
-    PolicyPublished,
-    PolicyRejected,
-    RefreshAsked,
-    ReplayEnded,
-    ReplayStarted,
-    RollbackAsked,
-    SampleAssembled,
-    SampleRefused,
-    SamplesPromoted,
-    SessionDone,
-    SessionIdle,
-    StepRejected,
-    StepTaken,
-    TeacherScored,
-    TrajectoryEnded,
-    TrajectoryLate,
-    TurnOrphaned,
-    TurnPaired,
-    TurnsSettled,
-    VerdictReached,
-    VersionPinned,
-    VoteCast,
-)
+from clawstream import events
+from clawstream.events import Event
 from clawstream.stream.stage import Record
 
 MAX_WORDS = 160  # characters of what somebody said
@@ -89,64 +55,64 @@ def as_dict(record: Record) -> dict[str, object]:
 
 def _exchange(event: Event) -> str | None:
     match event:
-        case ExchangeCompleted():
+        case events.ExchangeCompleted():
             versions = ",".join(str(span.policy_version) for span in event.versions)
             said = f"{_last_said(event.request.messages)} -> {_said(event.message)}"
             side = "" if event.turn_type == "main" else f"{event.turn_type.value} "
             return f"{side}v{versions} {len(event.output_ids)} tokens {event.finish_reason.value}: {said}"
-        case ExchangeFailed():
+        case events.ExchangeFailed():
             got = "" if event.message is None else f" -> {_said(event.message)}, cut off"
             return f"{event.reason.value}: {_short(event.detail)}; asked {_last_said(event.request.messages)}{got}"
-        case SessionDone():
+        case events.SessionDone():
             return f"done after exchange {event.after_exchange_id}"
-        case SessionIdle():
+        case events.SessionIdle():
             return f"idle for {event.idle_s} s after exchange {event.after_exchange_id}"
     return None
 
 
 def _turn(event: Event) -> str | None:
     match event:
-        case TurnPaired():
+        case events.TurnPaired():
             cut = " (interrupted)" if event.interrupted else ""
             shown = f"messages {list(event.next_state)} of {event.next_exchange_id}"
             return f"turn {event.turn_id}{cut} is followed by {shown}"
-        case TurnOrphaned():
+        case events.TurnOrphaned():
             return f"turn {event.turn_id} has no next state: {event.reason.value} by {event.next_exchange_id}"
-        case TurnsSettled():
+        case events.TurnsSettled():
             return f"all turns up to {event.after_exchange_id} stand; {'done' if event.done else 'idle'}"
-        case SampleAssembled():
+        case events.SampleAssembled():
             hint = f", hint {_short(event.hint)}" if event.hint is not None else ""
             heard = "" if event.num_feedback is None else f" after feedback {event.num_feedback}"
             said = f"reward {event.total_reward}{heard}, {len(event.response_ids)} tokens{hint}"
             return f"turn {event.turn_id}{_anew(event)}: {said}"
-        case SampleRefused():
+        case events.SampleRefused():
             what = "the session" if event.turn_id is None else f"turn {event.turn_id}"
             return f"{what}{_anew(event)}: {event.reason.value}"
-        case FeedbackGiven():
+        case events.FeedbackGiven():
             return f"turn {event.turn_id}: {event.source.value} gives {event.score} {_short(event.text or '')}"
-        case RefreshAsked():
+        case events.RefreshAsked():
             return f"turn {event.turn_id} is to be answered anew: sample {event.sample_id} came too late"
-        case AnswerRefreshed():
+        case events.AnswerRefreshed():
             said = event.error or _said(event.message or b"{}")
             return f"turn {event.turn_id} answered anew, {len(event.output_ids)} tokens: {said}"
     return None
 
 
-def _anew(event: SampleAssembled | SampleRefused) -> str:
+def _anew(event: events.SampleAssembled | events.SampleRefused) -> str:
     return "" if event.refreshed_id is None else " answered anew"
 
 
 def _group(event: Event) -> str | None:
     match event:
-        case TrajectoryEnded():
+        case events.TrajectoryEnded():
             said = f"{len(event.steps)} steps, outcome {event.outcome}"
             return f"group {event.group_id}: an attempt of session {event.session_id} ended, {said}"
-        case GroupWaited():
+        case events.GroupWaited():
             return f"group {event.group_id}: not waited for any more after {event.wait_s:g} s"
-        case GroupSettled():
+        case events.GroupSettled():
             steps = f"{len(event.advantages)} steps to train on, {len(event.dropped)} dropped"
             return f"group {event.group_id}: settled by {len(event.trajectories)} attempts, {steps}"
-        case TrajectoryLate():
+        case events.TrajectoryLate():
             late = f"session {event.session_id} is late, {len(event.dropped)} steps dropped"
             return f"group {event.group_id}: {late}"
     return None
@@ -154,20 +120,20 @@ def _group(event: Event) -> str | None:
 
 def _judging(event: Event) -> str | None:
     match event:
-        case VoteCast():
+        case events.VoteCast():
             reply = _short(event.text if event.text is not None else event.error or "")
             found = event.score if event.score is not None else event.status.value
             ballot = f"{event.judge} on {event.question.value}, ballot {event.ballot}"
             return f"turn {event.turn_id}: {ballot}: {found}; {reply}"
-        case VerdictReached():
+        case events.VerdictReached():
             votes = f"+{event.num_positive} 0:{event.num_neutral} -{event.num_negative}"
             missing = f", {event.num_unreadable} unreadable, {event.num_failed} failed"
             return f"turn {event.turn_id}: {event.status.value}, score {event.score} ({votes}{missing})"
-        case HintFound():
+        case events.HintFound():
             return f"turn {event.turn_id}: {_short(event.hint)}"
-        case HintAbsent():
+        case events.HintAbsent():
             return f"turn {event.turn_id}: no hint, {event.reason.value}"
-        case TeacherScored():
+        case events.TeacherScored():
             by = f"{event.status.value} by {event.teacher}"
             found = f"policy v{event.student_version}" if event.error is None else _short(event.error)
             return f"turn {event.turn_id}: {by}, {found}"
@@ -176,41 +142,41 @@ def _judging(event: Event) -> str | None:
 
 def _policy(event: Event) -> str | None:
     match event:
-        case BaseNamed():
+        case events.BaseNamed():
             return f"{event.policy_id} begins with {_short(event.path)}, model {(event.model_sha256 or 'unseen')[:12]}"
-        case BatchPlanned():
+        case events.BatchPlanned():
             if event.rollback is not None:
                 return f"{event.policy_id} v{event.policy_version}: back to v{event.parent_version}"
             return f"{event.policy_id} v{event.policy_version}: {len(event.sample_ids)} samples planned"
-        case StepTaken():
+        case events.StepTaken():
             took = f"{event.num_samples} samples in {event.step_ms} ms"
             figures = {"loss": event.loss_nats, "kl": event.kl_reference_nats, "reward": event.mean_reward}
             said = "".join(f", {name} {figure:.4f}" for name, figure in figures.items() if figure is not None)
             return f"{event.policy_id} v{event.policy_version}: {took}{said}"
-        case StepRejected():
+        case events.StepRejected():
             used = f"{event.num_samples} samples are used up"
             return f"{event.policy_id} v{event.policy_version} rejected, {used}: {_short(event.reason)}"
-        case PolicyPublished():
+        case events.PolicyPublished():
             return f"{event.policy_id} v{event.policy_version} at {_short(event.path)}"
-        case PolicyActivated():
+        case events.PolicyActivated():
             return f"{event.policy_id} v{event.policy_version} on {event.engine} after {event.pause_ms:.1f} ms"
-        case PolicyRejected():
+        case events.PolicyRejected():
             return f"{event.policy_id} v{event.policy_version} by {event.engine}: {_short(event.reason)}"
     return None
 
 
 def _control(event: Event) -> str | None:
     match event:
-        case ReplayStarted():
+        case events.ReplayStarted():
             return f"replay {event.replay}: votes from {event.votes_from.value}, judge {event.judge}"
-        case ReplayEnded():
+        case events.ReplayEnded():
             return f"replay {event.replay}: {event.num_samples} samples of {event.num_exchanges} exchanges"
-        case SamplesPromoted():
+        case events.SamplesPromoted():
             said = "the live samples" if event.replay is None else f"the samples of replay {event.replay}"
             return f"{event.policy_id} number {event.number}: {said}"
-        case RollbackAsked():
+        case events.RollbackAsked():
             return f"{event.policy_id} number {event.number}: back to version {event.to_version}"
-        case VersionPinned():
+        case events.VersionPinned():
             said = "is kept" if event.pinned else "need not be kept"
             return f"{event.policy_id} number {event.number}: version {event.policy_version} {said}"
     return None

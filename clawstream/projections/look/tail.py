@@ -11,7 +11,7 @@ from typing import Protocol, TextIO
 
 from clawstream.errors import OperatorError
 from clawstream.projections.look.summaries import as_dict, line, printable
-from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
+from clawstream.stream.log import Arrived, Log, PartitionId, Start, Undecodable
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import event_topics
 
@@ -19,17 +19,11 @@ _AGO = re.compile(r"(\d{1,6})(s|m|h|d)")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class FollowedLog(Protocol):
-    """The part of a log that tail needs."""
+class FollowedLog(Log, Protocol):
+    """What tail needs of a log."""
 
     def follow(self, topics: Sequence[str], start: Start = "earliest") -> AsyncIterator[Sequence[Arrived]]:
         """Yield the records on the topics, then what arrives."""
-
-    def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to but not including the second, in order."""
-
-    async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
-        """Return the offset that each partition's next record will have."""
 
     async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]:
         """Return the first offset of each partition at `start`; the end where none is."""
@@ -85,8 +79,7 @@ async def tail(log: FollowedLog, what: TailOptions, *, as_json: bool, out: TextI
     out.flush()
     if what.until_end:
         return
-    from_there = {(topic, partition): offset for (topic, partition), offset in ends.items()}
-    async for arrivals in log.follow([what.topic], from_there):
+    async for arrivals in log.follow([what.topic], dict[tuple[str, int], int](ends.items())):
         for arrived in arrivals:
             _show(arrived, what, as_json=as_json, out=out)
         out.flush()
@@ -120,9 +113,9 @@ def _oldest(held: Mapping[PartitionId, deque[Arrived]]) -> Arrived:
 
 def _show(arrived: Arrived, what: TailOptions, *, as_json: bool, out: TextIO) -> None:
     if isinstance(arrived, Undecodable):
-        _print(_undecodable(arrived, as_json), out)
+        out.write(_undecodable(arrived, as_json) + "\n")
     elif what.session_id in (None, arrived.key):
-        _print(json.dumps(as_dict(arrived)) if as_json else as_line(arrived), out)
+        out.write((json.dumps(as_dict(arrived)) if as_json else as_line(arrived)) + "\n")
 
 
 def as_line(record: Record) -> str:
@@ -136,10 +129,6 @@ def _undecodable(record: Undecodable, as_json: bool) -> str:
     if as_json:
         return json.dumps(at | {"timestamp_ms": record.timestamp_ms, "type": None, "reason": record.reason})
     return f"{_time(record.timestamp_ms)}  (undecodable)  {'-'.join(map(str, at.values()))}  {printable(record.reason)}"
-
-
-def _print(text: str, out: TextIO) -> None:
-    out.write(f"{text}\n")
 
 
 def _time(timestamp_ms: int) -> str:

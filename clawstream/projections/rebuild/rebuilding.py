@@ -54,9 +54,7 @@ class Rebuilt:
     seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # the schema of the old tables; None: they are dropped
     kept_because: str | None
-    overruled: Sequence[
-        str
-    ]  # partitions whose recorded offsets were not followed; the table `overruled` keeps the old ones
+    overruled: Sequence[str]  # partitions whose recorded offsets were not followed; the table `overruled` keeps them
     fenced: Sequence[str]  # partitions that a running projector has to claim again, which it does
 
 
@@ -92,7 +90,8 @@ async def rebuild(
             with build.phase("catching_up"):
                 await build.catch_up()
             with build.phase("swapping"):
-                old = await build.swap_in(f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S_%f}")
+                old = f"clawstream_before_{datetime.now(UTC):%Y%m%d_%H%M%S_%f}"
+                await build.swap_in(old)
                 because = "--keep" if keep else "--trust-log" if trust_log else None
                 because = because or await asyncio.to_thread(schemas.dropped, engine, old)
             return Rebuilt(
@@ -138,7 +137,7 @@ class _Build:
         self._tell = tell
         self._claims: dict[PartitionId, PartitionClaim] = {}
         self._trust_log = trust_log
-        self._begins: dict[PartitionId, int] = {}
+        self._begins: Mapping[PartitionId, int] = {}
         self._cut: dict[PartitionId, int] = {}  # the log's end, where the recorded offsets lie beyond it
         self._left_out: LeftOut = {}
         self.records = 0
@@ -197,8 +196,8 @@ class _Build:
             await self._read_to(recorded, left)
             before, recorded = left, await asyncio.to_thread(self.recorded)
 
-    async def swap_in(self, old: str) -> str:
-        """Give the new tables the names, and move the old ones to the schema `old`; return `old`."""
+    async def swap_in(self, old: str) -> None:
+        """Give the new tables the names, and move the old ones to the schema `old`."""
         for _ in range(SWAP_TRIES):
             try:
                 async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
@@ -211,7 +210,7 @@ class _Build:
                     wrong = {place: found.progress_of[place] for place in self.overruled}
                     await asyncio.to_thread(overrule, cursor, wrong, self._claims, old)
                     await asyncio.to_thread(fence, cursor, self.fenced)
-                    return old
+                    return
             except _IN_USE:
                 self._tell("waiting for a long query to end, to swap", 0, 0)
                 await asyncio.sleep(SWAP_AGAIN_S)
@@ -226,14 +225,11 @@ class _Build:
         return sum(max(0, end - start) for start, end in self._ranges(recorded).values())
 
     def _ranges(self, recorded: Recorded) -> dict[PartitionId, tuple[int, int]]:
+        read = {place: claim.next_offset for place, claim in self._claims.items()}
         return {
-            place: (max(self._begins[place], self._read(place)), progress.next_offset)
+            place: (max(self._begins[place], read.get(place, 0)), progress.next_offset)
             for place, progress in recorded.progress_of.items()
         }
-
-    def _read(self, place: PartitionId) -> int:
-        claim = self._claims.get(place)
-        return 0 if claim is None else claim.next_offset
 
     async def _read_to(self, recorded: Recorded, left: int, doing: str = "catching up") -> None:
         new = [place for place in recorded.progress_of if place not in self._claims]
@@ -265,8 +261,7 @@ class _Build:
                     await asyncio.to_thread(self._put, place, rows)
 
     def _put(self, place: PartitionId, rows: Sequence[TableRow]) -> None:
-        release = Release(rows=rows)
-        if not self._writer.release(place, self._claims[place], release):
+        if not self._writer.release(place, self._claims[place], Release(rows=rows)):
             raise _rivalled()
 
     def _take(self, records: Sequence[Arrived]) -> None:
@@ -276,8 +271,7 @@ class _Build:
             unread = {record.offset for record in batch.records if isinstance(record, Undecodable)} - left_out
             self.num_unread += len(unread)  # the projector has warned of each
             parts.append(slice_of(batch, self._claims[batch.place], left_out | unread))
-        lost = self._writer.write(parts)
-        if lost:
+        if self._writer.write(parts):
             raise _rivalled()
         for part in parts:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)

@@ -5,27 +5,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Protocol, TypeVar
 
-from clawstream.stream.log import Arrived, PartitionId, Raw
+from clawstream.stream.log import Log, PartitionId, Raw
 
 T = TypeVar("T")
 
 Tell = Callable[[str, int, int], None]  # the work's name, how much is done, of how much
 
 
-class ReplayedLog(Protocol):
-    """The part of a log that reading again needs."""
-
-    def replay(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Arrived], None]:
-        """Yield each partition's records from the first offset up to but not including the second, in order."""
+class ReplayedLog(Log, Protocol):
+    """What reading again needs of a log."""
 
     def replay_raw(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes of what `replay` yields."""
-
-    async def begin_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
-        """Return the oldest offset that each partition still has."""
-
-    async def end_offsets(self, topics: Sequence[str]) -> dict[PartitionId, int]:
-        """Return the offset that each partition's next record will have."""
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Engine
 
+from clawstream.projections.accounts import driver_of
 from clawstream.projections.audit.comparing import live_schema
 from clawstream.projections.tables import metadata
 
@@ -38,8 +39,7 @@ class _DatabaseObject:
 def session(engine: Engine) -> Iterator[psycopg.Cursor]:
     """Yield a cursor of which each statement is a transaction."""
     with engine.connect() as connection:
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
+        driver = driver_of(connection)
         driver.rollback()  # what the pool asked first
         driver.autocommit = True
         try:
@@ -127,10 +127,10 @@ _BOOKS = (
 _MOVE = sql.SQL("ALTER {} {} SET SCHEMA {}")
 # Views before their tables, in the order in which queries lock them.
 _THINGS = """
-    SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, relname, NULL, oid
+    SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, relname, '', oid
     FROM pg_class WHERE relnamespace = %(schema)s::regnamespace AND relkind IN ('r', 'v')
     UNION ALL
-    SELECT 'FUNCTION', proname, pg_get_function_identity_arguments(oid), oid
+    SELECT 'FUNCTION', proname, format('(%%s)', pg_get_function_identity_arguments(oid)), oid
     FROM pg_proc WHERE pronamespace = %(schema)s::regnamespace
     ORDER BY 1 DESC, 4 DESC
 """
@@ -141,15 +141,9 @@ _GRANTS = """
 
 
 def _things(cursor: psycopg.Cursor, schema: str) -> list[_DatabaseObject]:
-    found = cursor.execute(_THINGS, {"schema": schema}).fetchall()
     return [
-        _DatabaseObject(
-            kind=kind,
-            name=sql.Identifier(name)
-            if arguments is None
-            else sql.SQL("{}({})").format(sql.Identifier(name), sql.SQL(arguments)),
-        )
-        for kind, name, arguments, _ in found
+        _DatabaseObject(kind=kind, name=sql.Identifier(name) + sql.SQL(arguments))
+        for kind, name, arguments, _ in cursor.execute(_THINGS, {"schema": schema}).fetchall()
     ]
 
 
