@@ -1,15 +1,9 @@
 """Events to bytes and to plain values, and back: Avro, with the schema's fingerprint in front of each record.
 
-Every record that was ever written can be read. A record names the schema it was written with, and every
-version in schemas/ is known. Single-object encoding (C3 01 and the fingerprint) needs no other service.
-
-No header holds anything that a person said.
-
-The log is never rewritten. A field that an older record lacks gets the default that the schema gives it,
-at any depth; `UPCASTERS` holds a conversion where that default is not what the record meant. A meaning that an older
-record does not hold needs another event, not a new version.
-
-How a field is written is decided by its annotation, once per type and not per record.
+Single-object encoding (C3 01 and the fingerprint) needs no other service, and every version in schemas/ is known, so
+every record that was ever written can be read. A field that an older record lacks gets its schema's default;
+`UPCASTERS` holds a conversion where that is not what the record meant. A meaning that an older record does not hold
+needs another event, not a new version. No header holds anything that a person said.
 """
 
 import json
@@ -18,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from io import BytesIO
 from operator import attrgetter
 from types import MappingProxyType, NoneType, UnionType
@@ -39,7 +33,7 @@ def to_plain(kind: type) -> Convert:
     hints = get_type_hints(kind, include_extras=True)
     names = tuple(field.name for field in fields(kind))
     read = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
-    changed = tuple((name, convert) for name in names if (convert := _writes(hints[name])) is not None)
+    changed = tuple((name, convert) for name in names if (convert := _converter(hints[name], to_plain)) is not None)
 
     def convert_all(value: Any) -> dict[str, Any]:
         plain = dict(zip(names, read(value), strict=True))
@@ -53,7 +47,9 @@ def to_plain(kind: type) -> Convert:
 def from_plain(kind: type) -> Convert:
     """Return the function that makes a `kind` of such a dict; it raises KeyError for a value that the type lacks."""
     hints = get_type_hints(kind, include_extras=True)
-    changed = tuple((field.name, convert) for field in fields(kind) if (convert := _reads(hints[field.name])))
+    changed = tuple(
+        (field.name, convert) for field in fields(kind) if (convert := _converter(hints[field.name], from_plain))
+    )
 
     def convert_all(plain: dict[str, Any]) -> Any:
         for name, convert in changed:
@@ -74,72 +70,47 @@ def text_as_bytes(value: Any) -> Any:
     return value
 
 
-def _writes(hint: Any) -> Convert | None:
+def _converter(hint: Any, convert_dataclass: Callable[[type], Convert]) -> Convert | None:
+    """Return how a value of this annotation is converted, by `to_plain` or `from_plain`; None: it stays as it is."""
+    writing = convert_dataclass is to_plain
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _pack_floats if arguments[1] is Packed.FLOAT32 else _packer(arguments[1])
+        return (_packer if writing else _unpacker)(arguments[1])
     if origin in (UnionType, Union):
-        return _unless_none(_writes(_not_none(arguments)))
+        [other] = [argument for argument in arguments if argument is not NoneType]
+        convert = _converter(other, convert_dataclass)
+        return None if convert is None else lambda value: None if value is None else convert(value)
     if origin is tuple:
-        return _each(_writes(arguments[0]), list)
+        collect, convert_item = list if writing else tuple, _converter(arguments[0], convert_dataclass)
+        return collect if convert_item is None else lambda values: collect(map(convert_item, values))
     if is_dataclass(hint):
         assert isinstance(hint, type)
-        return to_plain(hint)
+        return convert_dataclass(hint)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return attrgetter("value")
+        return attrgetter("value") if writing else {member.value: member for member in hint}.__getitem__
     return None
-
-
-def _reads(hint: Any) -> Convert | None:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _unpack_floats if arguments[1] is Packed.FLOAT32 else _unpacker(arguments[1])
-    if origin in (UnionType, Union):
-        return _unless_none(_reads(_not_none(arguments)))
-    if origin is tuple:
-        return _each(_reads(arguments[0]), tuple)
-    if is_dataclass(hint):
-        assert isinstance(hint, type)
-        return from_plain(hint)
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return {member.value: member for member in hint}.__getitem__
-    return None
-
-
-def _not_none(arguments: Iterable[Any]) -> Any:
-    [inner] = [argument for argument in arguments if argument is not NoneType]
-    return inner
-
-
-def _unless_none(convert: Convert | None) -> Convert | None:
-    return None if convert is None else lambda value: None if value is None else convert(value)
-
-
-def _each(convert: Convert | None, collect: Callable[[Iterable[Any]], Any]) -> Convert:
-    return collect if convert is None else lambda values: collect(map(convert, values))
 
 
 def _packer(how: Packed) -> Convert:
-    return lambda values: struct.pack(f"<{len(values)}{how.value}", *values)
+    if how is Packed.FLOAT32:  # None is written as NaN
+        return lambda values: _pack(how, [_NAN if value is None else value for value in values])
+    return partial(_pack, how)
+
+
+def _pack(how: Packed, values: Sequence[Any]) -> bytes:
+    return struct.pack(f"<{len(values)}{how.value}", *values)
 
 
 def _unpacker(how: Packed) -> Convert:
     size = struct.calcsize(how.value)
-    # If bytes are left over, the format is shorter than the data, which `unpack` refuses.
-    return lambda packed: struct.unpack(f"<{len(packed) // size}{how.value}", packed)
 
+    def unpack(packed: bytes) -> tuple[Any, ...]:
+        # If bytes are left over, the format is shorter than the data, which `unpack` refuses.
+        return struct.unpack(f"<{len(packed) // size}{how.value}", packed)
 
-def _pack_floats(values: Iterable[float | None]) -> bytes:
-    present = [_NAN if value is None else value for value in values]
-    return struct.pack(f"<{len(present)}{Packed.FLOAT32.value}", *present)
-
-
-def _unpack_floats(packed: bytes) -> tuple[float | None, ...]:
-    # NaN alone differs from itself.
-    return tuple([value if value == value else None for value in _UNPACK_FLOATS(packed)])
-
-
-_UNPACK_FLOATS = _unpacker(Packed.FLOAT32)
+    if how is Packed.FLOAT32:  # NaN alone differs from itself
+        return lambda packed: tuple([value if value == value else None for value in unpack(packed)])
+    return unpack
 
 
 Headers = list[tuple[str, bytes]]
@@ -188,12 +159,8 @@ Upcasters = Mapping[tuple[type[Event], int], Upcast]  # by the record's event an
 UPCASTERS: Upcasters = MappingProxyType({})
 
 
-def with_defaults(schema: Any) -> Upcast:
-    """Return the function that gives a record of the version before `schema` (JSON) exactly the fields of `schema`."""
-    return lambda plain: _with_defaults(plain, schema)
-
-
 def _with_defaults(value: Any, schema: Any) -> Any:
+    """Return a value written by the version before `schema` (JSON) with exactly the fields of `schema`."""
     if isinstance(schema, list):
         [other] = (branch for branch in schema if branch != "null")
         return None if value is None else _with_defaults(value, other)
@@ -266,11 +233,16 @@ class Codec:
         """Return the event; raises UndecodableRecord saying what was found."""
         if value is None:
             raise UndecodableRecord("the record has no value; every event has one")
-        mark = self._mark(value)
-        reader = self._readers.get(mark)
+        if value[:2] != _SINGLE_OBJECT or len(value) < _HEADER_BYTES:
+            raise UndecodableRecord(
+                f"{len(value)} bytes beginning with {value[:_FIRST_BYTES_SHOWN].hex() or 'nothing'}: "
+                "an event begins with c301 and a fingerprint"
+            )
+        fingerprint = value[2:_HEADER_BYTES]
+        reader = self._readers.get(fingerprint)
         if reader is None:
             raise UndecodableRecord(
-                f"no schema in schemas/ has the fingerprint {mark.hex()}: the record is of another clawstream, "
+                f"no schema in schemas/ has the fingerprint {fingerprint.hex()}: the record is of another clawstream, "
                 "or of something else"
             )
         body = BytesIO(value)
@@ -290,15 +262,6 @@ class Codec:
             )
         return event
 
-    def _mark(self, value: bytes) -> bytes:
-        """Return the fingerprint that `value` begins with."""
-        if value[:2] == _SINGLE_OBJECT and len(value) >= _HEADER_BYTES:
-            return value[2:_HEADER_BYTES]
-        raise UndecodableRecord(
-            f"{len(value)} bytes beginning with {value[:_FIRST_BYTES_SHOWN].hex() or 'nothing'}: "
-            "an event begins with c301 and a fingerprint"
-        )
-
 
 @cache
 def codec() -> Codec:
@@ -313,7 +276,7 @@ def _writer(schema: Schema) -> _Writer:
 
 def _reader(schema: Schema, versions: Sequence[Schema], upcasters: Upcasters) -> _Reader:
     upcasts = tuple(
-        upcasters.get((schema.event, newer.version - 1)) or with_defaults(json.loads(newer.text))
+        upcasters.get((schema.event, newer.version - 1)) or partial(_with_defaults, schema=json.loads(newer.text))
         for newer in versions
         if newer.version > schema.version
     )

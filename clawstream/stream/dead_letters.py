@@ -47,9 +47,12 @@ class DeadLetterId(NamedTuple):
     partition: int
     offset: int
 
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
     @property
     def place(self) -> PartitionId:
-        """Where the record stands."""
+        """The record's partition."""
         return PartitionId(self.topic, self.partition)
 
 
@@ -76,6 +79,11 @@ class DeadLetter:
         return self.fate in (Fate.OPEN, Fate.REPLAY, Fate.DISCARD)
 
     @property
+    def unruled(self) -> bool:
+        """Whether a person has to rule about it; a parked record shares the fate of the one that it waits behind."""
+        return self.fate is Fate.OPEN and self.reason is not Reason.PARKED
+
+    @property
     def applied(self) -> bool:
         """Whether the stage has used the record after all."""
         return self.fate is Fate.REPLAYED
@@ -88,8 +96,8 @@ class DeadLetter:
 
     def again(self, error: Exception) -> "DeadLetter":
         """Return it as it is set aside again, having been replayed."""
-        said = f"{type(error).__name__}: {error}"
-        return replace(self, attempt=self.attempt + 1, reason=reason_of(error), error=said, fate=Fate.OPEN)
+        text = f"{type(error).__name__}: {error}"
+        return replace(self, attempt=self.attempt + 1, reason=reason_of(error), error=text, fate=Fate.OPEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,10 +169,8 @@ class KnownDeadLetters:
 
     def blocks(self, place: PartitionId, key: bytes | None, offset: int) -> DeadLetterId | None:
         """Return the first waiting record of the key on that topic before `offset`; None: nothing is in the way."""
-        for dead_letter in self.of_key(place.partition, key):
-            if dead_letter.waits and dead_letter.id.topic == place.topic and dead_letter.id.offset < offset:
-                return dead_letter.id
-        return None
+        earlier = (one.id for one in self.of_key(place.partition, key) if one.waits and one.id.offset < offset)
+        return next((one for one in earlier if one.topic == place.topic), None)
 
     def waiting(self, partition: int) -> list[bytes | None]:
         """Return the partition's keys that have waiting dead letters."""
@@ -184,17 +190,8 @@ class KnownDeadLetters:
         As in `blocks`, a record waits only behind records of its own topic.
         """
         waiting = [dead_letter for dead_letter in self.of_key(partition, key) if dead_letter.waits]
-        held = {
-            dead_letter.id.topic
-            for dead_letter in waiting
-            if dead_letter.fate is Fate.OPEN and dead_letter.reason is not Reason.PARKED
-        }
-        return [
-            dead_letter
-            for dead_letter in waiting
-            if dead_letter.fate is not Fate.OPEN
-            or (dead_letter.reason is Reason.PARKED and dead_letter.id.topic not in held)
-        ]
+        held = {one.id.topic for one in waiting if one.unruled}
+        return [one for one in waiting if one.fate is not Fate.OPEN or one.id.topic not in held]
 
 
 def reason_of(error: Exception) -> Reason:
@@ -223,43 +220,39 @@ def dead_letter_headers(
     rebuild_offsets: Mapping[str, int],
 ) -> Headers:
     """Return the headers that a queue adds to a record's own."""
-    return _headers(
-        _named(dead_letter_id, attempt)
-        | {
-            "dlq.timestamp": str(timestamp_ms),
-            "dlq.reason": reason_of(error).value,
-            "dlq.error.class": type(error).__name__,
-            "dlq.error.message": str(error)[:MESSAGE_CHARACTERS],
-            "dlq.story": json.dumps(dict(rebuild_offsets)),
-        }
-    )
+    about = {
+        "dlq.timestamp": str(timestamp_ms),
+        "dlq.reason": reason_of(error).value,
+        "dlq.error.class": type(error).__name__,
+        "dlq.error.message": str(error)[:MESSAGE_CHARACTERS],
+        "dlq.story": json.dumps(dict(rebuild_offsets)),
+    }
+    return _headers(dead_letter_id, attempt, about)
 
 
 def _written(raw: Raw) -> "DeadLetter | DeadLetterMark | None":
     """Return the dead letter or mark that a queue's record holds; None: the record is not one of ours."""
     try:
-        said = {
+        headers = {
             name: value.decode("utf-8", "surrogatepass")
             for name, value in raw.headers
             if name.startswith("dlq.") and value is not None
         }
         dead_letter_id = DeadLetterId(
-            said["dlq.group"], said["dlq.topic"], int(said["dlq.partition"]), int(said["dlq.offset"])
+            headers["dlq.group"], headers["dlq.topic"], int(headers["dlq.partition"]), int(headers["dlq.offset"])
         )
-        attempt = int(said.get("dlq.attempt", "1"))
-        if "dlq.fate" in said:
-            fate = Fate(said["dlq.fate"])
-            return DeadLetterMark(
-                id=dead_letter_id, key=raw.key, attempt=attempt, fate=fate, because=said.get("dlq.because")
-            )
+        attempt = int(headers.get("dlq.attempt", "1"))
+        if "dlq.fate" in headers:
+            fate, because = Fate(headers["dlq.fate"]), headers.get("dlq.because")
+            return DeadLetterMark(id=dead_letter_id, key=raw.key, attempt=attempt, fate=fate, because=because)
         return DeadLetter(
             id=dead_letter_id,
             key=raw.key,
-            timestamp_ms=int(said["dlq.timestamp"]),
-            reason=Reason(said.get("dlq.reason", Reason.UNUSABLE)),
-            error=f"{said['dlq.error.class']}: {said['dlq.error.message']}",
+            timestamp_ms=int(headers["dlq.timestamp"]),
+            reason=Reason(headers.get("dlq.reason", Reason.UNUSABLE)),
+            error=f"{headers['dlq.error.class']}: {headers['dlq.error.message']}",
             attempt=attempt,
-            rebuild_offsets=json.loads(said.get("dlq.story", "{}")),
+            rebuild_offsets=json.loads(headers.get("dlq.story", "{}")),
             set_aside_at_ms=raw.timestamp_ms,
             copy_offset=raw.offset,
         )
@@ -270,7 +263,7 @@ def _written(raw: Raw) -> "DeadLetter | DeadLetterMark | None":
 def mark_headers(mark: DeadLetterMark) -> Headers:
     """Return the headers of a mark's record, which has no value."""
     because = {} if mark.because is None else {"dlq.because": mark.because}
-    return _headers(_named(mark.id, mark.attempt) | {"dlq.fate": mark.fate.value} | because)
+    return _headers(mark.id, mark.attempt, {"dlq.fate": mark.fate.value} | because)
 
 
 def needed_queue(dead_letter_id: DeadLetterId) -> str:
@@ -284,15 +277,7 @@ def needed_queue(dead_letter_id: DeadLetterId) -> str:
     return queue
 
 
-def _named(dead_letter_id: DeadLetterId, attempt: int) -> dict[str, str]:
-    return {
-        "dlq.group": dead_letter_id.group,
-        "dlq.topic": dead_letter_id.topic,
-        "dlq.partition": str(dead_letter_id.partition),
-        "dlq.offset": str(dead_letter_id.offset),
-        "dlq.attempt": str(attempt),
-    }
-
-
-def _headers(said: Mapping[str, str]) -> Headers:
-    return [(name, key_bytes(value)) for name, value in said.items()]
+def _headers(dead_letter_id: DeadLetterId, attempt: int, about: Mapping[str, str]) -> Headers:
+    group, topic, partition, offset = map(str, dead_letter_id)
+    named = {"dlq.group": group, "dlq.topic": topic, "dlq.partition": partition, "dlq.offset": offset}
+    return [(name, key_bytes(value)) for name, value in {**named, "dlq.attempt": str(attempt), **about}.items()]

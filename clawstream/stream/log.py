@@ -1,13 +1,8 @@
 """What a log is: the surface that stages, gateway, projector and trainer use, on Kafka and in memory alike.
 
-Both logs pass the tests in tests/parts/stream/contract, so whatever holds on one holds on the other.
-
-A reader goes on where it stopped only on the log that it stopped on. Another log, or one that lost its
-end, would get new records below the offset where the reader stopped, and the reader would skip them silently.
-
-Bytes that can't be read are a value, not an exception; the reader decides what becomes of them.
-
-The reader's own offsets say where it starts. The group's offsets are only for people who look at its lag.
+Both logs pass the tests in tests/parts/stream/contract. Bytes that can't be read are a value, not an exception; the
+reader decides what becomes of them. A reader goes on where it stopped only on the log that it stopped on: another log,
+or one that lost its end, would get new records below that offset, which the reader would skip silently.
 """
 
 import asyncio
@@ -55,17 +50,17 @@ class Undecodable:
 
     @property
     def topic(self) -> str:
-        """Where it stands."""
+        """The topic of its bytes."""
         return self.raw.topic
 
     @property
     def partition(self) -> int:
-        """Where it stands."""
+        """The partition of its bytes."""
         return self.raw.partition
 
     @property
     def offset(self) -> int:
-        """Where it stands."""
+        """The offset of its bytes."""
         return self.raw.offset
 
     @property

@@ -57,7 +57,7 @@ async def rule(
     chosen = (
         [_ruleable(found, dead_letter_id_of(dead_letter))]
         if dead_letter is not None
-        else [one for one in found if one.id.group == stage and _open(one)]
+        else [one for one in found if one.id.group == stage and one.unruled]
     )
     marks = [DeadLetterMark(id=one.id, key=one.key, attempt=one.attempt, fate=fate, because=because) for one in chosen]
     if marks:
@@ -78,7 +78,7 @@ def dead_letter_id_of(name: str) -> DeadLetterId:
 def plain(dead_letter: DeadLetter) -> dict[str, Any]:
     """Return a dead letter as JSON has it."""
     return {
-        "letter": "/".join(map(str, dead_letter.id)),
+        "letter": str(dead_letter.id),
         "stage": dead_letter.id.group,
         "topic": dead_letter.id.topic,
         "partition": dead_letter.id.partition,
@@ -99,22 +99,18 @@ def _ruleable(found: KnownDeadLetters, dead_letter_id: DeadLetterId) -> DeadLett
     dead_letter = _known(found, dead_letter_id)
     if dead_letter.reason is Reason.PARKED and dead_letter.waits:
         first = found.blocks(dead_letter.id.place, dead_letter.key, dead_letter.id.offset)
-        behind = "/".join(map(str, first)) if first is not None else "one that is being replayed"
-        raise OperatorError(f"{'/'.join(map(str, dead_letter_id))} waits behind {behind}: rule about that one")
-    if not _open(dead_letter):
-        raise OperatorError(f"{'/'.join(map(str, dead_letter_id))} is ruled about already: {dead_letter.fate.value}")
+        behind = "one that is being replayed" if first is None else first
+        raise OperatorError(f"{dead_letter_id} waits behind {behind}: rule about that one")
+    if not dead_letter.unruled:
+        raise OperatorError(f"{dead_letter_id} is ruled about already: {dead_letter.fate.value}")
     return dead_letter
 
 
 def _known(found: KnownDeadLetters, dead_letter_id: DeadLetterId) -> DeadLetter:
     dead_letter = found.get(dead_letter_id)
     if dead_letter is None:
-        raise OperatorError(f"no queue holds {'/'.join(map(str, dead_letter_id))}; see `clawstream dlq list --all`")
+        raise OperatorError(f"no queue holds {dead_letter_id}; see `clawstream dlq list --all`")
     return dead_letter
-
-
-def _open(dead_letter: DeadLetter) -> bool:
-    return dead_letter.fate is Fate.OPEN and dead_letter.reason is not Reason.PARKED
 
 
 async def _read(log: Log, wanted: DeadLetterId | None) -> tuple[KnownDeadLetters, Raw | None]:
@@ -124,12 +120,8 @@ async def _read(log: Log, wanted: DeadLetterId | None) -> tuple[KnownDeadLetters
     async for raws in log.follow_raw(queues, until_end=True):
         for raw in raws:
             found.read(raw)
-            dead_letter = None if wanted is None else found.get(wanted)
-            if (
-                dead_letter is not None
-                and raw.topic == dead_letter_topic(dead_letter.id.topic)
-                and raw.offset == dead_letter.copy_offset
-            ):
+            known = None if wanted is None else found.get(wanted)
+            if known is not None and (dead_letter_topic(known.id.topic), known.copy_offset) == (raw.topic, raw.offset):
                 copy = raw
     return found, copy
 

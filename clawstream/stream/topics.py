@@ -74,7 +74,8 @@ class Created:
 
     def __str__(self) -> str:
         """One line for people."""
-        return f"create {self.topic.name} with {_counted(self.topic.partitions, 'partition')}"
+        number = self.topic.partitions
+        return f"create {self.topic.name} with {number} partition{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,16 +123,20 @@ def all_topics() -> tuple[Topic, ...]:
 
 def load(folder: Path) -> tuple[Topic, ...]:
     """Return the topics in `folder`; raises ValueError where a file contradicts itself or another."""
-    topics: list[Topic] = []
-    for path in sorted(folder.glob("*.yaml")):
-        topics += _read(path, yaml.safe_load(path.read_text()))
+    files = sorted(folder.glob("*.yaml"))
+    topics = tuple(topic for path in files for topic in _read(path, yaml.safe_load(path.read_text())))
     _refuse_contradictions(topics)
-    return tuple(topics)
+    return topics
 
 
 def topic_of(kind: type[Event]) -> str:
     """Return the topic that an event of this type is written to, without the installation's prefix."""
     return _homes()[kind]
+
+
+@cache
+def _homes() -> dict[type[Event], str]:
+    return {kind: topic.name for topic in all_topics() for kind in topic.events}
 
 
 def replay_topic(topic: str, replay: str) -> str:
@@ -153,11 +158,6 @@ def replay_topics(replay: str, *, partitions: int, retention_ms: int) -> tuple[T
         for topic in all_topics()
         if topic.events and topic.name.split(".")[1] in REPLAYED
     )
-
-
-@cache
-def _homes() -> dict[type[Event], str]:
-    return {kind: topic.name for topic in all_topics() for kind in topic.events}
 
 
 @cache
@@ -236,29 +236,21 @@ def resources_of(topics: Sequence[Topic], *, cluster: str, replicas: int | None)
 
 def _setting_changes(topic: Topic, there: ExistingTopic) -> list[Change]:
     changes: list[Change] = []
-    wanted_settings = {name: _DEFAULTS[name] for name in _DEFAULTS if name not in topic.config} | dict(topic.config)
-    if wanted_settings["cleanup.policy"] == "compact":
-        wanted_settings = {name: value for name, value in wanted_settings.items() if name not in _KEPT}
+    wanted_settings = _DEFAULTS | dict(topic.config)
     for setting, wanted in wanted_settings.items():
         current = there.config.get(setting)
-        if current == wanted:
+        if current == wanted or (setting in _KEPT and wanted_settings["cleanup.policy"] == "compact"):
             continue
-        if setting in _KEPT and current is not None and _longer(current, wanted):
-            changes.append(
-                RefusedChange(
-                    topic=topic, what=setting, found=current, wanted=wanted,
-                    remedy="records would be deleted: lower it by hand, or raise it in the topic's file",
-                )
-            )  # fmt: skip
-        elif setting == "cleanup.policy" and current is not None:
-            changes.append(
-                RefusedChange(
-                    topic=topic, what=setting, found=current, wanted=wanted,
-                    remedy="records would be deleted by another rule: change it by hand",
-                )
-            )  # fmt: skip
-        else:
+        remedy = None
+        if current is not None and setting in _KEPT and _longer(current, wanted):
+            remedy = "records would be deleted: lower it by hand, or raise it in the topic's file"
+        elif current is not None and setting == "cleanup.policy":
+            remedy = "records would be deleted by another rule: change it by hand"
+        if remedy is None:
             changes.append(Altered(topic=topic, setting=setting, found=current, wanted=wanted))
+        else:
+            assert current is not None
+            changes.append(RefusedChange(topic=topic, what=setting, found=current, wanted=wanted, remedy=remedy))
     return changes
 
 
@@ -286,25 +278,21 @@ def _read(path: Path, document: Any) -> list[Topic]:
         raise ValueError(f"{path}: {error} is missing or unknown; the other files show what a topic has") from error
     if path.name != f"{topic.name}.yaml":
         raise ValueError(f"{path}: it describes {topic.name}, so its name has to be {topic.name}.yaml")
-    return [topic, *_dead_letters(topic, ours.get("deadLetter"))]
+    dead_letters = ours.get("deadLetter")
+    return [topic] if dead_letters is None else [topic, _dead_letter_queue(topic, dead_letters)]
 
 
-def _dead_letters(topic: Topic, document: Any) -> list[Topic]:
-    if document is None:
-        return []
-    return [
-        Topic(
-            name=topic.name + DLQ_SUFFIX,
-            partitions=document["partitions"],
-            replicas=topic.replicas,
-            config={name: str(value) for name, value in document["config"].items()},
-            description=f"Records of {topic.name} that no stage can use, byte for byte, and why.",
-            key=topic.key,
-            events=(),
-            producers=topic.consumers,
-            consumers=(),
-        )
-    ]
+def _dead_letter_queue(topic: Topic, document: Any) -> Topic:
+    return dataclasses.replace(
+        topic,
+        name=topic.name + DLQ_SUFFIX,
+        partitions=document["partitions"],
+        config={name: str(value) for name, value in document["config"].items()},
+        description=f"Records of {topic.name} that no stage can use, byte for byte, and why.",
+        events=(),
+        producers=topic.consumers,
+        consumers=(),
+    )
 
 
 def _refuse_contradictions(topics: Sequence[Topic]) -> None:
@@ -322,7 +310,3 @@ def _refuse_contradictions(topics: Sequence[Topic]) -> None:
             f"topics about sessions have {sorted(counts)} partitions; they need one count, "
             "so that what belongs to a session meets in one worker"
         )
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

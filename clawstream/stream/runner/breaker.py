@@ -1,11 +1,8 @@
 """Whether a peer is to be called at all, and how many of the latest records could not be used. Pure.
 
 A peer that fails call after call is left alone for a while, and that time counts against no call's deadline. One call
-that keeps failing does not open the breaker: `FAILING_CALLS` different ones have to fail in a row.
-
-the clock is the caller's.
-
-A few bad records are set aside, a flood stops the stage, since then the stage or its source is wrong.
+that keeps failing does not open the breaker: `FAILING_CALLS` different ones have to fail in a row. A few bad records
+are set aside; a flood of them stops the stage, since then the stage or its source is wrong.
 """
 
 from collections import deque
@@ -17,6 +14,10 @@ from clawstream.errors import TooManyFailures
 FAILING_CALLS = 3  # different calls, with no success between them
 FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 30.0
+WINDOW_S = 300.0
+LARGEST_SHARE = 0.01
+FEWEST = 10  # bad records; with fewer, their share means nothing
+_SLOT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -24,8 +25,8 @@ class Breaker:
     """One worker's view of the peer that its calls go to; seconds of one steady clock come in as arguments."""
 
     first_wait_s: float = FIRST_WAIT_S
+    opened_at_s: float | None = None  # None: it is closed
     _failing: set[int] = field(default_factory=set)  # numbers of the calls that failed since the last success
-    _opened_at_s: float | None = None
     _wait_s: float = 0.0
     _probe_at_s: float = 0.0
     _probing: int | None = None
@@ -34,20 +35,15 @@ class Breaker:
     @property
     def is_open(self) -> bool:
         """Whether calls wait."""
-        return self._opened_at_s is not None
-
-    @property
-    def opened_at_s(self) -> float | None:
-        """When the breaker opened; None: it is closed."""
-        return self._opened_at_s
+        return self.opened_at_s is not None
 
     def open_for_s(self, now_s: float) -> float:
         """Return how long the breaker has been open in all."""
-        return self._open_before_s + (0.0 if self._opened_at_s is None else now_s - self._opened_at_s)
+        return self._open_before_s + (0.0 if self.opened_at_s is None else now_s - self.opened_at_s)
 
     def wait_s(self, now_s: float) -> float | None:
         """Return how long a call has to wait before asking again; 0: it may go; None: until the probe returns."""
-        if self._opened_at_s is None:
+        if self.opened_at_s is None:
             return 0.0
         return None if self._probing is not None else max(0.0, self._probe_at_s - now_s)
 
@@ -62,7 +58,7 @@ class Breaker:
         was_open = self.is_open
         self._open_before_s = self.open_for_s(now_s)
         self._failing.clear()
-        self._opened_at_s = self._probing = None
+        self.opened_at_s = self._probing = None
         self._wait_s = 0.0
         return was_open
 
@@ -76,7 +72,7 @@ class Breaker:
             return False
         if len(self._failing) < FAILING_CALLS:
             return False
-        self._opened_at_s = now_s
+        self.opened_at_s = now_s
         self._wait(now_s, retry_after_s)
         return True
 
@@ -89,12 +85,6 @@ class Breaker:
     def _wait(self, now_s: float, retry_after_s: float) -> None:
         self._wait_s = min(LONGEST_WAIT_S, 2 * self._wait_s) or self.first_wait_s
         self._probe_at_s = now_s + max(self._wait_s, retry_after_s)
-
-
-WINDOW_S = 300.0
-LARGEST_SHARE = 0.01
-FEWEST = 10  # bad records; with fewer, their share means nothing
-_SLOT_S = 1.0
 
 
 def flooded(stage: str, bad: int, read: int) -> TooManyFailures:

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from clawstream.errors import NotYet, TooLate, TryLater
 from clawstream.events import Event
-from clawstream.stream.runner.breaker import Breaker
+from clawstream.stream.runner.breaker import LONGEST_WAIT_S, Breaker
 from clawstream.stream.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 S = TypeVar("S")
 C = TypeVar("C")
 T = TypeVar("T")
-
-LONGEST_WAIT_S = 30.0
 
 
 def wait_before(attempt: int, retry_s: float) -> float:
@@ -46,10 +44,15 @@ async def until_done(
                 raise
             wait_s = wait_before(attempt, retry_s)
             log.warning("%s wait_s=%.2f reason=%s", failed, wait_s, error)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await stop.wait()
+        await wait_at_most(stop, wait_s)
         attempt += 1
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float | None) -> None:
+    """Return once the event is set or the time is over; None: the time is not limited."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class StageCaller(Generic[S, C]):
@@ -128,16 +131,12 @@ class StageCaller(Generic[S, C]):
             missed = TryLater(f"no answer within {within_s:.3g} s")
             self._failed(number, missed)
             raise missed from error
-        except TryLater as error:
-            if isinstance(error, NotYet):
+        except BaseException as error:
+            if isinstance(error, TryLater) and not isinstance(error, NotYet):
+                self._failed(number, error)
+            else:
                 self._breaker.abandon(number)
                 self._changed()
-            else:
-                self._failed(number, error)
-            raise
-        except BaseException:
-            self._breaker.abandon(number)
-            self._changed()
             raise
         if self._breaker.succeed(self._now_s()):
             log.warning("stage=%s breaker=closed", self._stage.name)
@@ -162,9 +161,7 @@ class StageCaller(Generic[S, C]):
     async def _passage(self, number: int) -> None:
         """Return once the call may be made; while the breaker is open, it is made as the probe."""
         while (wait_s := self._breaker.wait_s(self._now_s())) != 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._change.wait()
+            await wait_at_most(self._change, wait_s)
         self._breaker.start(number)
 
     def _failed(self, number: int, error: TryLater) -> None:

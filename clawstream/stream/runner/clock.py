@@ -1,12 +1,10 @@
 """The log's clock for one partition of several topics, as far as the broker's clock can be believed. Pure.
 
-this machine's seconds come in as arguments.
+The clock never passes the append time of a record that is still to be read: it stands where the slowest topic stands,
+and runs on, by this machine's steady clock, only once every record on the log has been read.
 
-The clock never passes the append time of a record that is still to be read. It stands where the slowest
-topic stands, and runs on only once every record on the log has been read.
-
-A broker's clock that was set wrong ends no key's history. A record dated far ahead of this machine's
-clock is dated now, and no record is dated before the one that precedes it in its partition: the log is in append order.
+A broker's clock that was set wrong ends no key's history. A record dated far ahead of this machine's clock is dated
+now, and no record is dated before the one that precedes it in its partition: the log is in append order.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,7 +18,7 @@ class LogClock:
         self._seen_ms: dict[str, int | None] = dict.fromkeys(topics)
         self._newest_ms: int | None = None
         self._newest_at_s = 0.0
-        self._said_ms: int | None = None
+        self._last_ms: int | None = None
 
     def see(self, topic: str, timestamp_ms: int, at_s: float) -> None:
         """Note a record of `topic`, appended at `timestamp_ms` and read at `at_s` of this machine's steady clock."""
@@ -31,21 +29,20 @@ class LogClock:
         """Go on from `clock_ms`, the log's time when this partition was last worked on."""
         if clock_ms > 0:
             self._advance(clock_ms, at_s)
-            self._said_ms = max(clock_ms, self._said_ms or 0)
+            self._last_ms = max(clock_ms, self._last_ms or 0)
 
     def now_ms(self, behind: Collection[str], at_s: float) -> int | None:
         """Return the log's time; `behind` are the topics with records to read. None: the time is not known yet."""
         if self._newest_ms is None:
-            return self._said_ms
+            return self._last_ms
         if behind:
-            seen = [self._seen_ms[topic] for topic in behind]
-            times = [time for time in seen if time is not None]
-            now = min(times) if len(times) == len(seen) else None
+            times = [time for topic in behind if (time := self._seen_ms[topic]) is not None]
+            now = min(times) if len(times) == len(behind) else None
         else:
             now = self._newest_ms + int((at_s - self._newest_at_s) * 1000)
         if now is not None:
-            self._said_ms = max(now, self._said_ms or 0)
-        return self._said_ms
+            self._last_ms = max(now, self._last_ms or 0)
+        return self._last_ms
 
     def _advance(self, timestamp_ms: int, at_s: float) -> None:
         if self._newest_ms is None or timestamp_ms > self._newest_ms:
@@ -55,8 +52,8 @@ class LogClock:
 BELIEVED_MS = 600_000  # clocks that are set right differ by less
 
 
-class Doubt(NamedTuple):
-    """The broker's clock went wrong by `off_ms`, or is believed again."""
+class ClockFault(NamedTuple):
+    """The broker's clock went wrong by `by_ms`, or is believed again."""
 
     by_ms: int  # ahead of this machine's where positive, behind the record before where negative; 0: believed
 
@@ -77,8 +74,8 @@ class Dating:
         self._newest_ms: dict[str, int | None] = dict.fromkeys(topics)
         self._in_doubt: set[str] = set()
 
-    def date(self, topic: str, timestamp_ms: int, machine_ms: int) -> tuple[int, Doubt | None]:
-        """Return when the next record of `topic` was appended; and a `Doubt` to report, where doubt begins or ends."""
+    def date(self, topic: str, timestamp_ms: int, machine_ms: int) -> tuple[int, ClockFault | None]:
+        """Return when the next record of `topic` was appended; and a fault to report, where one begins or ends."""
         newest = self._newest_ms[topic]
         ahead_ms, behind_ms = timestamp_ms - machine_ms, 0 if newest is None else newest - timestamp_ms
         taken = capped(timestamp_ms, machine_ms)
@@ -88,7 +85,7 @@ class Dating:
         if bool(by_ms) is (topic in self._in_doubt):
             return taken, None
         (self._in_doubt.add if by_ms else self._in_doubt.discard)(topic)
-        return taken, Doubt(by_ms)
+        return taken, ClockFault(by_ms)
 
 
 def capped(time_ms: int, machine_ms: int) -> int:

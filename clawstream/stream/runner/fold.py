@@ -1,13 +1,11 @@
 """The states of one partition's keys, which of its records are done, and where a stage begins after a restart.
 
-Only a contiguous run of done records is committed, whatever order they are done in. Offsets may have
-holes, so only their order is relied on.
+Only a contiguous run of done records is committed, whatever order they are done in; offsets may have holes. Committed
+records are folded by the log's clock, across topics, before anything is read live.
 
-Committed records are folded by the log's clock, across topics, before anything is read live.
-
-Every record that a key's state follows from can be read again. A key's records are needed from the first
-one after a silence of `retain_ms` until the key has been silent that long again. Only time ends a key's history; a
-state of None does not, since another key's rebuild may begin in the middle of it.
+Every record that a key's state follows from can be read again: from the first one after a silence of `retain_ms` until
+the key has been silent that long again. Only time ends a key's history; a state of None does not, since another key's
+rebuild may begin in the middle of it.
 """
 
 import json
@@ -20,33 +18,34 @@ from typing import Generic, NamedTuple, TypeVar
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record, Stage, Step
 
+S = TypeVar("S")
+C = TypeVar("C")
+
+# The log's clock comes from records and this machine's clock, so it may be a little ahead of a record.
+CLOCK_SLACK_MS = 1000
+
 
 class Watermark:
     """The records of a partition in the order read, and which of them are not done."""
 
     def __init__(self, next_offset: int) -> None:
-        self._next_offset = next_offset
+        self.next_offset = next_offset  # the one after the last record that was read
         self._open: dict[int, None] = {}
 
     def read(self, offset: int) -> None:
         """Note a record that was read; it is open until it is done."""
-        assert offset >= self._next_offset, f"offset {offset} was read after {self._next_offset - 1}"
+        assert offset >= self.next_offset, f"offset {offset} was read after {self.next_offset - 1}"
         self._open[offset] = None
-        self._next_offset = offset + 1
+        self.next_offset = offset + 1
 
     def done(self, offset: int) -> None:
         """Note that the record is done."""
         del self._open[offset]
 
     @property
-    def next_offset(self) -> int:
-        """The offset after the last record that was read."""
-        return self._next_offset
-
-    @property
     def committable(self) -> int:
         """The offset below which every record is done."""
-        return next(iter(self._open), self._next_offset)
+        return next(iter(self._open), self.next_offset)
 
     @property
     def num_open(self) -> int:
@@ -70,9 +69,9 @@ class Note(NamedTuple):
 def read_note(text: str, committed: int) -> Note:
     """Return the note; a commit by another tool has none, so nothing is rebuilt."""
     try:
-        said = json.loads(text)
-        last = said.get("last")
-        return Note(min(int(said["from"]), committed), int(said["clock_ms"]), None if last is None else str(last))
+        note = json.loads(text)
+        last = note.get("last")
+        return Note(min(int(note["from"]), committed), int(note["clock_ms"]), None if last is None else str(last))
     except (AttributeError, KeyError, TypeError, ValueError):
         return Note(committed, 0)
 
@@ -101,13 +100,6 @@ async def in_clock_order(streams: Sequence[AsyncIterator[Sequence[Arrived]]]) ->
         if not merged:
             return
         yield merged
-
-
-S = TypeVar("S")
-C = TypeVar("C")
-
-# The log's clock comes from records and this machine's clock, so it may be a little ahead of a record.
-CLOCK_SLACK_MS = 1000
 
 
 @dataclass(slots=True)
@@ -173,8 +165,7 @@ class Fold(Generic[S, C]):
 
     def rebuild_from(self, topic: str, committable: int) -> int:
         """Return the first offset of `topic` that a key's rebuild may still need."""
-        first = next(iter(self._firsts[topic].values()), committable)
-        return min(first, committable)
+        return min(next(iter(self._firsts[topic].values()), committable), committable)
 
     def _touched(self, record: Record) -> _Key[S]:
         key = self._keys.get(record.key)

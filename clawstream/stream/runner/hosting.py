@@ -10,17 +10,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from clawstream.errors import TopicMismatch, TryLater
 from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, refuse
 from clawstream.stream.runner.breaker import flooded
-from clawstream.stream.runner.calling import until_done
+from clawstream.stream.runner.calling import until_done, wait_at_most
 from clawstream.stream.runner.fold import in_clock_order
 from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
-from clawstream.stream.runner.pending_records import PendingRecords, WorkerCounts
+from clawstream.stream.runner.pending_records import PendingRecords, WorkerProgress
 from clawstream.stream.runner.quarantine import StageQuarantine, key_text
 from clawstream.stream.stage import Stage, Step
 
@@ -41,21 +41,6 @@ class RunnerIntervals:
     retry_s: float = 0.25  # the bound of the first wait after a failure; it doubles
     drain_s: float = 20.0  # how long unfinished records may take when partitions are revoked or the worker stops
     hold_s: float = 0.02  # how long the runner may hold the event loop at a time; heartbeats need it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerProgress:
-    """What a worker has done since it began, and what it still has to do."""
-
-    records: int
-    events: int
-    calls: int
-    retries: int
-    dead_letters: int
-    rebuilt_records: int
-    open_records: int
-    open_keys: int
-    partitions: int
 
 
 async def run(
@@ -111,7 +96,7 @@ class _Worker(Generic[S, C]):
         self._one_rebuild = asyncio.Lock()
         self._one_commit = asyncio.Lock()
         self._committed_at_s = self._ticked_at_s = monotonic()
-        self.tally = WorkerCounts()
+        self.tally = WorkerProgress()
         self.room = asyncio.Event()
         self._following: asyncio.Task[None] | None = None
 
@@ -203,9 +188,7 @@ class _Worker(Generic[S, C]):
     async def _poll(self) -> None:
         if self._num_free() <= 0:
             self.room.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._pace.poll_s):
-                    await self.room.wait()
+            await wait_at_most(self.room, self._pace.poll_s)
         free = self._num_free()
         if free > 0:
             most = min(free, self._pace.poll_records)
@@ -252,8 +235,7 @@ class _Worker(Generic[S, C]):
         if flood is None:
             return
         await self._let_go(list(self._partitions.values()))
-        bad, read = flood
-        raise flooded(self._stage.name, bad, read)
+        raise flooded(self._stage.name, *flood)
 
     def _tick(self) -> None:
         for partition in self._partitions.values():
@@ -284,7 +266,7 @@ class _Worker(Generic[S, C]):
         try:
             async with asyncio.timeout(self._pace.drain_s):
                 for partition in leaving:
-                    await partition.nothing_open()
+                    await partition.nothing_open.wait()
         except TimeoutError:
             unfinished = sum(partition.num_open for partition in leaving)
             log.warning("stage=%s drain=cut unfinished_records=%d", self._stage.name, unfinished)
@@ -307,13 +289,8 @@ class _Worker(Generic[S, C]):
         return self._stage.in_flight - sum(partition.num_open for partition in self._partitions.values())
 
     def _progress(self) -> WorkerProgress:
-        return WorkerProgress(
-            records=self.tally.records,
-            events=self.tally.events,
-            calls=self.tally.calls,
-            retries=self.tally.retries,
-            dead_letters=self.tally.dead_letters,
-            rebuilt_records=self.tally.rebuilt_records,
+        return replace(
+            self.tally,
             open_records=sum(partition.num_open for partition in self._partitions.values()),
             open_keys=sum(partition.fold.num_open for partition in self._partitions.values()),
             partitions=len(self._partitions),

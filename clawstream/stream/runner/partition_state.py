@@ -64,8 +64,8 @@ class PartitionState(Generic[S, C]):
         self._last = {place: {self.starts[place] - 1: note.last} for place, note in self._notes.items()}
         self._marks = {place: Watermark(start) for place, start in self.starts.items()}
         self._committed: dict[PartitionId, tuple[int, int]] = {}  # offset, rebuild_from
-        self._nothing_open = asyncio.Event()
-        self._nothing_open.set()
+        self.nothing_open = asyncio.Event()  # set while every record that was read is done
+        self.nothing_open.set()
 
     @property
     def num_open(self) -> int:
@@ -107,7 +107,7 @@ class PartitionState(Generic[S, C]):
         digest = digest_in(record)
         self._last[place][record.offset] = None if digest is None else digest.hex()
         self._see(record, at_s)
-        self._nothing_open.clear()
+        self.nothing_open.clear()
         return record
 
     def read_up_to(self, place: PartitionId) -> int:
@@ -118,11 +118,7 @@ class PartitionState(Generic[S, C]):
         """Note that the record is done."""
         self._marks[place].done(offset)
         if not self.num_open:
-            self._nothing_open.set()
-
-    async def nothing_open(self) -> None:
-        """Return when every record that was read is done."""
-        await self._nothing_open.wait()
+            self.nothing_open.set()
 
     def clock_ms(self, caught_up: Callable[[PartitionId], bool], at_s: float) -> int | None:
         """Return the log's time; None: it is not known yet."""
@@ -163,16 +159,16 @@ class PartitionState(Generic[S, C]):
     def _dated(self, record: Record) -> Record:
         if self._stage.clock is not None:
             return record
-        taken_ms, doubt = self._dating.date(record.topic, record.timestamp_ms, self._machine_ms())
-        if doubt is not None:
-            log.warning("stage=%s partition=%s-%d %s", self._stage.name, record.topic, self.number, doubt)
+        taken_ms, fault = self._dating.date(record.topic, record.timestamp_ms, self._machine_ms())
+        if fault is not None:
+            log.warning("stage=%s partition=%s-%d %s", self._stage.name, record.topic, self.number, fault)
         return record if taken_ms == record.timestamp_ms else record._replace(timestamp_ms=taken_ms)
 
     def _see(self, record: Arrived, at_s: float) -> None:
         if self._stage.clock is None:
             self._clock.see(record.topic, capped(record.timestamp_ms, self._machine_ms()), at_s)
-        elif isinstance(record, Record) and (said_ms := self._stage.clock(record)) is not None:
-            self._clock.see(record.topic, said_ms, at_s)
+        elif isinstance(record, Record) and (clock_ms := self._stage.clock(record)) is not None:
+            self._clock.see(record.topic, clock_ms, at_s)
 
     def _expire(self, now_ms: int) -> None:
         self.fold.expire(now_ms, {place.topic: mark.committable for place, mark in self._marks.items()})

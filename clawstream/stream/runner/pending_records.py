@@ -1,9 +1,8 @@
 """What follows from a step: events to write, calls to make, records to set aside.
 
-One group of events is under way at a time, and all that come meanwhile form the next group. So the order
-holds even where the log fails in the middle, and a busy stage waits for one acknowledgement per group.
-
-A pending record ends exactly once, when all that it led to has ended; its record is done then.
+One group of events is under way at a time, and all that come meanwhile form the next group. So the order holds even
+where the log fails in the middle, and a busy stage waits for one acknowledgement per group. A pending record ends
+exactly once, when all that it led to has ended; its record is done then.
 """
 
 import asyncio
@@ -21,6 +20,11 @@ from clawstream.stream.runner.breaker import FailureRate
 from clawstream.stream.runner.calling import StageCaller, until_done
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.stage import Stage, Step
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S")
+C = TypeVar("C")
 
 GROUP_EVENTS = 1000
 
@@ -53,8 +57,7 @@ class EventWriter:
         """Write until cancelled."""
         while True:
             await self._more.wait()
-            requests = self._next_group()
-            await self._write(requests)
+            await self._write(self._next_group())
 
     def _next_group(self) -> list[WriteRequest]:
         requests: list[WriteRequest] = []
@@ -85,15 +88,9 @@ class EventWriter:
             request.written()
 
 
-log = logging.getLogger(__name__)
-
-S = TypeVar("S")
-C = TypeVar("C")
-
-
 @dataclass(slots=True)
-class WorkerCounts:
-    """What a worker has done since it began."""
+class WorkerProgress:
+    """What a worker has done since it began, and what it still has to do."""
 
     records: int = 0
     events: int = 0
@@ -101,6 +98,9 @@ class WorkerCounts:
     retries: int = 0
     dead_letters: int = 0
     rebuilt_records: int = 0
+    open_records: int = 0
+    open_keys: int = 0
+    partitions: int = 0
 
 
 class PendingRecords(Generic[S, C]):
@@ -112,7 +112,7 @@ class PendingRecords(Generic[S, C]):
         to: Log,
         tasks: asyncio.TaskGroup,
         *,
-        tally: WorkerCounts,
+        tally: WorkerProgress,
         retry_s: float,
         on_done: Callable[[], None],
     ) -> None:

@@ -13,7 +13,8 @@ import pytest
 from clawstream.events import Event, SessionDone
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.runner.hosting import RunnerIntervals, WorkerProgress, run
+from clawstream.stream.runner.hosting import RunnerIntervals, run
+from clawstream.stream.runner.pending_records import WorkerProgress
 from clawstream.stream.stage import Stage
 from tests.chaos.reading import moved
 from tests.parts.stream.worker import CALL_S, CALLS_AT_ONCE, SHORT

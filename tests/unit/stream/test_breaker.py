@@ -11,7 +11,7 @@ from clawstream.errors import NotYet, TooLate, TryLater
 from clawstream.events import Event, SessionDone, VoteCast, VoteStatus
 from clawstream.stream.runner.breaker import FAILING_CALLS, LONGEST_WAIT_S, Breaker
 from clawstream.stream.runner.calling import StageCaller
-from clawstream.stream.runner.hosting import WorkerProgress
+from clawstream.stream.runner.pending_records import WorkerProgress
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import toys
 

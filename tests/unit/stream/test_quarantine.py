@@ -7,7 +7,7 @@ from clawstream.errors import ParkedRecord, TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone
 from clawstream.stream.dead_letters import EXPIRED, DeadLetterId, DeadLetterMark, Fate
 from clawstream.stream.log import Arrived, PartitionId
-from clawstream.stream.runner.hosting import WorkerProgress
+from clawstream.stream.runner.pending_records import WorkerProgress
 from clawstream.stream.stage import Record, Stage, Step
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import queues, toys

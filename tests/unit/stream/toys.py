@@ -23,7 +23,8 @@ from clawstream.events import (
 )
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Log
-from clawstream.stream.runner.hosting import RunnerIntervals, WorkerProgress, run
+from clawstream.stream.runner.hosting import RunnerIntervals, run
+from clawstream.stream.runner.pending_records import WorkerProgress
 from clawstream.stream.stage import DAY_MS, Record, Stage, Step
 from tests.fakes.memory_log import MemoryLog
 

@@ -9,7 +9,7 @@ import pytest
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone, SessionIdle, VoteStatus
 from clawstream.stream.log import PartitionId, Undecodable
-from clawstream.stream.runner.hosting import WorkerProgress
+from clawstream.stream.runner.pending_records import WorkerProgress
 from clawstream.stream.stage import Record, Stage, Step
 from tests.parts.stream.contract.conftest import AnyLog, Connect
 from tests.parts.stream.raw import append_bytes
