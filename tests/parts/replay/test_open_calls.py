@@ -16,6 +16,7 @@ from clawstream.events import (
     VoteCast,
     VotesFrom,
 )
+from clawstream.judging.votes import VoteKey
 from clawstream.replay import work
 from clawstream.replay.stages import EXPIRE_EVERY, Host, following
 from clawstream.replay.work import ReplayWorker
@@ -30,15 +31,16 @@ LONG_MS = 3600_000
 OWN_TURNS, OWN_VOTES = replay_topic(toys.TURNS, "r"), replay_topic(toys.VOTES, "r")
 
 
+_KEY = VoteKey("judge", "v1", "", Question.SCORE, 0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """What is asked about one record of a session."""
 
     session_id: str
     asked: int
-    turn_id: str = ""
-    question: Question = Question.SCORE
-    revision: int = 0
+    key: VoteKey = _KEY
     number: int = 0
 
 
