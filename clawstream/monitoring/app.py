@@ -31,6 +31,9 @@ from clawstream.stream.kafka.connect import connected, security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId
 
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"  # no key guards the windows, so no other machine may reach them
 Values = Mapping[tuple[str, ...], float | None]
 
 _BY_SPAN: Mapping[str, tuple[str, Callable[[TimeSpan], float | None]]] = {
@@ -102,11 +105,6 @@ def _family(name: str, words: str, labels: tuple[str, ...], values: Values) -> G
         if value is not None:
             family.add_metric(of, value)
     return family
-
-
-log = logging.getLogger(__name__)
-
-HOST = "127.0.0.1"  # no key guards the windows, so no other machine may reach them
 
 
 async def serve(settings: Settings, *, stop: asyncio.Event) -> None:

@@ -10,21 +10,19 @@ from enum import StrEnum
 from operator import add
 from typing import NamedTuple
 
-from clawstream.events import (
-    NOBODY,
-    BatchPlanned,
-    Event,
-    PolicyActivated,
-    PolicyPublished,
-    PolicyRejected,
-    SampleAssembled,
-    StepRejected,
-    StepTaken,
-)
+from clawstream import events
+from clawstream.events import Event
 from clawstream.monitoring.alarm import BatchRule, Outcome, Planned, TrainerSign, overdue, recent, standstill, unplanned
 from clawstream.stream.stage import Record
 
-_OF_A_VERSION = (BatchPlanned, StepTaken, StepRejected, PolicyPublished, PolicyRejected, PolicyActivated)
+_OF_A_VERSION = (
+    events.BatchPlanned,
+    events.StepTaken,
+    events.StepRejected,
+    events.PolicyPublished,
+    events.PolicyRejected,
+    events.PolicyActivated,
+)
 
 
 class VersionState(StrEnum):
@@ -41,12 +39,12 @@ class VersionFacts:
     """What the policy topic says of one version; None: it does not say that."""
 
     version: int
-    plan: BatchPlanned | None = None
-    step: StepTaken | None = None
-    published: PolicyPublished | None = None
-    rejected: StepRejected | None = None
+    plan: events.BatchPlanned | None = None
+    step: events.StepTaken | None = None
+    published: events.PolicyPublished | None = None
+    rejected: events.StepRejected | None = None
     engines: list[str] = field(default_factory=list)  # the engines that serve it
-    refusals: list[PolicyRejected] = field(default_factory=list)  # by the engines that refused it
+    refusals: list[events.PolicyRejected] = field(default_factory=list)  # by the engines that refused it
 
     @property
     def standing(self) -> VersionState:
@@ -83,27 +81,27 @@ class VersionFacts:
         return self.plan.planned_at_ms if self.plan is not None else None
 
 
-def versions(events: Iterable[Event], policy_id: str) -> dict[int, VersionFacts]:
+def versions(history: Iterable[Event], policy_id: str) -> dict[int, VersionFacts]:
     """Return the policy's versions in order, by number."""
     found: dict[int, VersionFacts] = {}
     served: dict[str, int] = {}
-    for event in events:
+    for event in history:
         if not isinstance(event, _OF_A_VERSION) or event.policy_id != policy_id:
             continue
-        if isinstance(event, PolicyActivated):  # an engine serves one version: the last one it took over
+        if isinstance(event, events.PolicyActivated):  # an engine serves one version: the last one it took over
             served[event.engine] = event.policy_version
             continue
         one = found.setdefault(event.policy_version, VersionFacts(version=event.policy_version))
         match event:
-            case BatchPlanned():
+            case events.BatchPlanned():
                 one.plan = one.plan or event
-            case StepTaken():
+            case events.StepTaken():
                 one.step = one.step or event
-            case StepRejected():
+            case events.StepRejected():
                 one.rejected = one.rejected or event
-            case PolicyPublished():
+            case events.PolicyPublished():
                 one.published = one.published or event
-            case PolicyRejected():
+            case events.PolicyRejected():
                 one.refusals.append(event)
     for engine, version in served.items():
         found.setdefault(version, VersionFacts(version=version)).engines.append(engine)
@@ -174,7 +172,7 @@ class PolicyBoard:
         self._planned_from: dict[int, LearnedFrom] = {}  # of plans whose step is still to come, by version
         self.learned_from = LearnedFrom()
         self.trainer: TrainerSign | None = None  # None: the log says nothing of it
-        self.rejected: StepRejected | None = None  # the newest one; None once a later step is published
+        self.rejected: events.StepRejected | None = None  # the newest one; None once a later step is published
 
     @property
     def used_up(self) -> dict[tuple[str, int], int]:
@@ -207,28 +205,28 @@ class PolicyBoard:
             return
         self._next_offsets[place] = record.offset + 1
         match event := record.event:
-            case SampleAssembled(policy_id=self._policy_id):
+            case events.SampleAssembled(policy_id=self._policy_id):
                 self._wait(event, _SampleOffset(*place, record.offset, record.timestamp_ms, event.sample_id))
-            case BatchPlanned(policy_id=self._policy_id):
+            case events.BatchPlanned(policy_id=self._policy_id):
                 self._plan(event, record.timestamp_ms)
                 self._see(f"version {event.policy_version} planned", record, in_step=True)
-            case StepTaken(policy_id=self._policy_id):
+            case events.StepTaken(policy_id=self._policy_id):
                 self._see(f"version {event.policy_version} trained", record)
                 self._learned(event)
                 self._outcomes = recent([*self._outcomes, event])
-            case StepRejected(policy_id=self._policy_id):
+            case events.StepRejected(policy_id=self._policy_id):
                 self._planned_from.pop(event.policy_version, None)
                 self.rejected = event
                 self._see(f"version {event.policy_version} rejected", record)
                 self._outcomes = recent([*self._outcomes, event])
-            case PolicyPublished(policy_id=self._policy_id):
+            case events.PolicyPublished(policy_id=self._policy_id):
                 self.rejected = None
                 self._see(f"version {event.policy_version} published", record)
                 self.published_version = max(event.policy_version, self.published_version or 0)
-            case PolicyActivated(policy_id=self._policy_id):
+            case events.PolicyActivated(policy_id=self._policy_id):
                 self.active_versions[event.engine] = event.policy_version
 
-    def _learned(self, step: StepTaken) -> None:
+    def _learned(self, step: events.StepTaken) -> None:
         planned = self._planned_from.pop(step.policy_version, None)
         if planned is not None:
             of_step = planned._replace(hinted=step.num_hinted)
@@ -237,13 +235,13 @@ class PolicyBoard:
     def _see(self, what: str, record: Record, *, in_step: bool = False) -> None:
         self.trainer = TrainerSign(what, record.timestamp_ms, in_step)
 
-    def _wait(self, sample: SampleAssembled, where: _SampleOffset) -> None:
+    def _wait(self, sample: events.SampleAssembled, where: _SampleOffset) -> None:
         turn = _Answer(sample.answer_id, sample.judge, sample.prompt_version)
         if self._is_planned(turn) or self._is_used_up(where):
             return
-        if turn.judge == NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
+        if turn.judge == events.NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
             return
-        if turn.judge != NOBODY:  # takes the place of the turn's sample without a judge, and has waited as long
+        if turn.judge != events.NOBODY:  # takes the place of the turn's sample without a judge, and has waited as long
             unjudged = self._waiting.pop(_of_nobody(turn), where)
             where = where._replace(timestamp_ms=unjudged.timestamp_ms)
         before = self._waiting.get(turn, where)
@@ -252,16 +250,16 @@ class PolicyBoard:
 
     def _is_planned(self, turn: _Answer) -> bool:
         """Return whether a plan names the turn; a turn's plan without a judge counts for all judges."""
-        any_judge = turn.turn_id if turn.judge == NOBODY else _of_nobody(turn)
+        any_judge = turn.turn_id if turn.judge == events.NOBODY else _of_nobody(turn)
         return turn in self._planned or any_judge in self._planned
 
-    def _plan(self, plan: BatchPlanned, at_ms: int) -> None:
+    def _plan(self, plan: events.BatchPlanned, at_ms: int) -> None:
         if self._newest_plan is not None and plan.policy_version <= self._newest_plan.policy_version:
             return  # of two plans for a version the first counts
         self._planned_from[plan.policy_version] = LearnedFrom(
             samples=len(plan.turns),
             with_feedback=sum(bool(turn.num_feedback) for turn in plan.turns),
-            judged=sum(turn.judge != NOBODY for turn in plan.turns),
+            judged=sum(turn.judge != events.NOBODY for turn in plan.turns),
         )
         self._newest_plan = Planned(plan.policy_version, len(plan.sample_ids), at_ms)
         for turn in plan.turns:
@@ -280,4 +278,4 @@ class PolicyBoard:
 
 
 def _of_nobody(turn: _Answer) -> _Answer:
-    return _Answer(turn.turn_id, NOBODY, NOBODY)
+    return _Answer(turn.turn_id, events.NOBODY, events.NOBODY)

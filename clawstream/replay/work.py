@@ -15,18 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mappin
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
+from clawstream import events
 from clawstream.errors import TryLater, UnusableEvent
-from clawstream.events import (
-    AnswerRefreshed,
-    Event,
-    ExchangeCompleted,
-    ExchangeFailed,
-    FeedbackGiven,
-    LogProbs,
-    ReplayStarted,
-    TeacherScored,
-    VoteCast,
-)
+from clawstream.events import Event
 from clawstream.judging.asking import Ballot
 from clawstream.replay.registry import ReplayLog, by_partition
 from clawstream.replay.stages import FoldOutput, Host, Output, following
@@ -47,17 +38,17 @@ RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
 _BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the latter, only those of the replay's teacher
 # By session and turn: events with their topics.
-Beside = dict[tuple[str, str], "list[tuple[str, FeedbackGiven | AnswerRefreshed | _Packed]]"]
+Beside = dict[tuple[str, str], "list[tuple[str, events.FeedbackGiven | events.AnswerRefreshed | _Packed]]"]
 
 
 class _Packed(NamedTuple):
     """Scores in an eighth of their size, as all of a partition's scores wait for their answers."""
 
-    scored: TeacherScored  # without them
+    scored: events.TeacherScored  # without them
     teacher_logprobs: "array[float] | None"
     student_logprobs: "array[float] | None"
 
-    def unpacked(self) -> TeacherScored:
+    def unpacked(self) -> events.TeacherScored:
         return replace(
             self.scored,
             teacher_logprobs=_unpacked(self.teacher_logprobs),
@@ -65,16 +56,16 @@ class _Packed(NamedTuple):
         )
 
 
-def _packed(scored: TeacherScored) -> _Packed:
+def _packed(scored: events.TeacherScored) -> _Packed:
     without = replace(scored, teacher_logprobs=None, student_logprobs=None)
     return _Packed(without, *map(_array, (scored.teacher_logprobs, scored.student_logprobs)))
 
 
-def _array(values: LogProbs | None) -> "array[float] | None":
+def _array(values: events.LogProbs | None) -> "array[float] | None":
     return None if values is None else array("f", (math.nan if value is None else value for value in values))
 
 
-def _unpacked(values: "array[float] | None") -> LogProbs | None:
+def _unpacked(values: "array[float] | None") -> events.LogProbs | None:
     return None if values is None else tuple(None if math.isnan(value) else value for value in values)
 
 
@@ -115,7 +106,7 @@ class ReplayWorker:
 
     def __init__(
         self,
-        started: ReplayStarted,
+        started: events.ReplayStarted,
         to: ReplayLog,
         stages: Callable[[], Sequence[Stage[Any, Any]]],
         *,
@@ -157,15 +148,15 @@ class ReplayWorker:
             async with asyncio.TaskGroup() as tasks:
                 await _Partition(self, number, tasks, known, await self._said_of(number)).run()
 
-    async def _known_votes(self, number: int) -> dict[tuple[object, ...], VoteCast]:
+    async def _known_votes(self, number: int) -> dict[tuple[object, ...], events.VoteCast]:
         """Return the judge's replies to an earlier run of this replay, the first one to each ballot."""
         place = PartitionId(replay_topic(topics.VOTES, self.started.replay), number)
         end = (await self.log.end_offsets([place.topic]))[place]
-        known: dict[tuple[object, ...], VoteCast] = {}
+        known: dict[tuple[object, ...], events.VoteCast] = {}
         if end:
             async for records in self.log.replay({place: (0, end)}, digest=False):
                 for record in records:
-                    if isinstance(record, Record) and isinstance(record.event, VoteCast):
+                    if isinstance(record, Record) and isinstance(record.event, events.VoteCast):
                         vote = record.event
                         known.setdefault((vote.turn_id, vote.question, vote.revision, vote.ballot), vote)
         return known
@@ -179,9 +170,9 @@ class ReplayWorker:
             async for records in self.log.replay(places, digest=False):
                 for record in records:
                     event = record.event if isinstance(record, Record) else None
-                    if isinstance(event, TeacherScored) and event.teacher == self.started.teacher:
+                    if isinstance(event, events.TeacherScored) and event.teacher == self.started.teacher:
                         found[event.session_id, event.turn_id].append((record.topic, _packed(event)))
-                    elif isinstance(event, FeedbackGiven | AnswerRefreshed):
+                    elif isinstance(event, events.FeedbackGiven | events.AnswerRefreshed):
                         found[event.session_id, event.turn_id].append((record.topic, event))
         return found
 
@@ -219,7 +210,7 @@ class _Partition:
         worker: ReplayWorker,
         number: int,
         tasks: asyncio.TaskGroup,
-        known: Mapping[tuple[object, ...], VoteCast],
+        known: Mapping[tuple[object, ...], events.VoteCast],
         beside: Beside,
     ) -> None:
         self._worker = worker
@@ -271,9 +262,11 @@ class _Partition:
                 yield records
 
     def _take(self, record: Record) -> None:
-        self._worker.progress.num_exchanges += isinstance(record.event, ExchangeCompleted | ExchangeFailed)
+        self._worker.progress.num_exchanges += isinstance(
+            record.event, events.ExchangeCompleted | events.ExchangeFailed
+        )
         self._follow_up(record, self._feed(record))
-        if isinstance(record.event, ExchangeCompleted):
+        if isinstance(record.event, events.ExchangeCompleted):
             for topic, given in self._beside.pop((record.key, record.event.exchange_id), ()):
                 said = following(record, topic, given.unpacked() if isinstance(given, _Packed) else given)
                 self._follow_up(said, self._feed(said))
@@ -294,8 +287,8 @@ class _Partition:
     def _is_full(self) -> bool:
         return len(self._waiting) >= GROUP_RECORDS or self._waiting_bytes >= GROUP_BYTES
 
-    def _add(self, cause: Record, events: Iterable[Event]) -> None:
-        for event in events:
+    def _add(self, cause: Record, caused: Iterable[Event]) -> None:
+        for event in caused:
             try:
                 put = self._record(cause, event)
                 self._waiting.append(put)

@@ -1,10 +1,11 @@
-"""Recorded offsets that a rebuild does not follow, as a person says that the log is right; old values are kept."""
+"""Recorded offsets that a rebuild does not follow, since a person trusts the log; the old values are kept."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
 import psycopg
+from psycopg.rows import dict_row
 
 from clawstream.projections.write.progress import PartitionProgress
 from clawstream.projections.write.writer import PartitionClaim
@@ -58,18 +59,11 @@ def fence(cursor: psycopg.Cursor, places: Iterable[PartitionId]) -> None:
 
 def overruled_of(cursor: psycopg.Cursor) -> list[Overruled]:
     """Return every entry that was ever overruled, the oldest first."""
-    return [
-        Overruled(
-            place=PartitionId(topic, partition),
-            at=at,
-            next_offset=next_offset,
-            chain=chain,
-            made_next_offset=end,
-            made_chain=made_chain,
-            kept_schema=kept_schema,
-        )
-        for topic, partition, at, next_offset, chain, end, made_chain, kept_schema in cursor.execute(_FOUND)
-    ]
+    with cursor.connection.cursor(row_factory=dict_row) as by_name:
+        return [
+            Overruled(place=PartitionId(row.pop("topic"), row.pop("partition")), **row)
+            for row in by_name.execute(_FOUND)
+        ]
 
 
 _NOTED = """
@@ -81,6 +75,6 @@ _UNCOMMITTED = "DELETE FROM commits WHERE topic = %s AND partition = %s AND next
 _NOT_SET_ASIDE = "DELETE FROM set_aside WHERE topic = %s AND partition = %s AND source_offset >= %s"
 _SET = "UPDATE offsets SET next_offset = %s WHERE topic = %s AND partition = %s"
 _FOUND = """
-    SELECT topic, partition, overruled_at, next_offset, chain, made_next_offset, made_chain, kept_schema
+    SELECT topic, partition, overruled_at AS at, next_offset, chain, made_next_offset, made_chain, kept_schema
     FROM overruled ORDER BY overruled_at, topic, partition
 """

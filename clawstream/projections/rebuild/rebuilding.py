@@ -31,7 +31,7 @@ from clawstream.projections.write.progress import (
     partition_progress,
     refuse_another_log,
 )
-from clawstream.projections.write.projector import in_batches, slice_of
+from clawstream.projections.write.projector import in_batches, partition_rows
 from clawstream.projections.write.rows import TableRow
 from clawstream.projections.write.sorting import Release, UnusableRecords, rows_of
 from clawstream.projections.write.writer import PartitionClaim, TableWriter
@@ -270,7 +270,7 @@ class _Build:
             left_out = self._left_out.get(batch.place, frozenset())
             unread = {record.offset for record in batch.records if isinstance(record, Undecodable)} - left_out
             self.num_unread += len(unread)  # the projector has warned of each
-            parts.append(slice_of(batch, self._claims[batch.place], left_out | unread))
+            parts.append(partition_rows(batch, self._claims[batch.place], left_out | unread))
         if self._writer.write(parts):
             raise _rivalled()
         for part in parts:

@@ -151,7 +151,7 @@ def _differences(place: PartitionId, block: ChainBlock, links: Iterable[Link]) -
     marks = [block.marks[at : at + width] for at in range(0, len(block.marks), width)]
     recorded = {base + mark[0]: mark for mark in marks}
     found = {link.offset: _mark(link) for link in links}
-    told = []
+    breaks = []
     for offset in sorted(recorded.keys() | found.keys()):
         if recorded.get(offset) == found.get(offset):
             continue
@@ -161,8 +161,8 @@ def _differences(place: PartitionId, block: ChainBlock, links: Iterable[Link]) -
             what = "the record was not there when the log was projected"
         else:
             what = "the record is not the one that was projected"
-        told.append(Break(place=place, first_offset=offset, end_offset=offset + 1, what=what))
-    return told
+        breaks.append(Break(place=place, first_offset=offset, end_offset=offset + 1, what=what))
+    return breaks
 
 
 def _block_of(link: Link) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psycopg
+from psycopg.rows import dict_row
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.projections.write.chain import ChainBlock
@@ -26,13 +27,9 @@ class PartitionProgress:
 
 def partition_progress(cursor: psycopg.Cursor) -> dict[PartitionId, PartitionProgress]:
     """Return the recorded offsets of every partition that was ever claimed."""
-    found = cursor.execute("SELECT topic, partition, next_offset, epoch, chain, chain_from FROM offsets")
-    return {
-        PartitionId(topic, partition): PartitionProgress(
-            next_offset=next_offset, epoch=epoch, chain=chain, chain_from=chain_from
-        )
-        for topic, partition, next_offset, epoch, chain, chain_from in found
-    }
+    with cursor.connection.cursor(row_factory=dict_row) as by_name:
+        found = by_name.execute("SELECT topic, partition, next_offset, epoch, chain, chain_from FROM offsets")
+        return {PartitionId(row.pop("topic"), row.pop("partition")): PartitionProgress(**row) for row in found}
 
 
 def blocks_of(cursor: psycopg.Cursor) -> dict[PartitionId, list[ChainBlock]]:

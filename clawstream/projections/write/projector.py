@@ -17,9 +17,9 @@ from typing import TypeVar
 from clawstream.errors import OperatorError, TryLater
 from clawstream.projections.write.chain import Link, blocks, seed
 from clawstream.projections.write.sorting import Release, rows_of
-from clawstream.projections.write.writer import PartitionClaim, Slice, TableWriter
+from clawstream.projections.write.writer import PartitionClaim, PartitionRows, TableWriter
 from clawstream.stream.dead_letters import DeadLetter
-from clawstream.stream.log import Arrived, PartitionId, RecordBatch, Undecodable, digest_of
+from clawstream.stream.log import Arrived, PartitionId, RecordBatch, Undecodable, digest_in
 
 T = TypeVar("T")
 
@@ -40,9 +40,8 @@ class Projector:
         self._lost_grace_s = lost_grace_s
         self._claims: dict[PartitionId, PartitionClaim] = {}
         self._lost_at_s: dict[PartitionId, float] = {}
-        self.overtaken = (
-            False  # a rebuild has rewritten the recorded offsets of partitions of ours; `leave`, and claim them again
-        )
+        # A rebuild has rewritten the recorded offsets of partitions of ours: `leave`, and claim them again.
+        self.overtaken = False
 
     async def claim(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
         """Claim these partitions; return where each is to be read from. Raises TryLater only once `stop` is set."""
@@ -85,7 +84,7 @@ class Projector:
         somebody else keeps writing a partition that the group says is ours.
         """
         self._refuse_rivals(batch.place for batch in batches)
-        parts = await asyncio.to_thread(_slices, self.missing(batches), dict(self._claims), set_aside)
+        parts = await asyncio.to_thread(_rows_to_write, self.missing(batches), dict(self._claims), set_aside)
         while parts:
             lost = await self._until_taken(partial(self._writer.write, parts))
             if not lost:
@@ -147,18 +146,18 @@ class Projector:
                 wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-def _slices(
+def _rows_to_write(
     batches: Sequence[RecordBatch],
     claims: Mapping[PartitionId, PartitionClaim],
     set_aside: Mapping[PartitionId, Sequence[DeadLetter]],
-) -> list[Slice]:
-    """Return the slices to write; runs on a thread, since it takes a while."""
-    found = []
+) -> list[PartitionRows]:
+    """Return what is to be written; runs on a thread, since it takes a while."""
+    parts = []
     for batch in batches:
         dead_letters = set_aside.get(batch.place, ())
-        part = slice_of(batch, claims[batch.place], {dead_letter.id.offset for dead_letter in dead_letters})
-        found.append(replace(part, set_aside=dead_letters))
-    return found
+        part = partition_rows(batch, claims[batch.place], {dead_letter.id.offset for dead_letter in dead_letters})
+        parts.append(replace(part, set_aside=dead_letters))
+    return parts
 
 
 def in_batches(records: Iterable[Arrived]) -> list[RecordBatch]:
@@ -166,11 +165,16 @@ def in_batches(records: Iterable[Arrived]) -> list[RecordBatch]:
     placed: defaultdict[PartitionId, list[Arrived]] = defaultdict(list)
     for record in records:
         placed[PartitionId(record.topic, record.partition)].append(record)
-    return [RecordBatch(place=place, records=some, next_offset=some[-1].offset + 1) for place, some in placed.items()]
+    return [batch_of(place, some) for place, some in placed.items()]
 
 
-def slice_of(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int] = ()) -> Slice:
-    """Return the slice of the batch that the claim's tables lack, without rows of the records at `left_out`.
+def batch_of(place: PartitionId, records: Sequence[Arrived]) -> RecordBatch:
+    """Return the partition's records as a batch."""
+    return RecordBatch(place=place, records=records, next_offset=records[-1].offset + 1)
+
+
+def partition_rows(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int] = ()) -> PartitionRows:
+    """Return the part of the batch that the claim's tables lack, without rows of the records at `left_out`.
 
     Raises UnusableRecords where a record can't be made a row.
     """
@@ -178,7 +182,7 @@ def slice_of(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int]
     for record in records:
         if isinstance(record, Undecodable) and record.offset not in left_out:
             _log.warning("record=%s-%s-%s state=skipped reason=%r", *batch.place, record.offset, record.reason)
-    return Slice(
+    return PartitionRows(
         place=batch.place,
         claim=claim,
         next_offset=batch.next_offset,
@@ -190,6 +194,6 @@ def slice_of(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int]
 
 def link_of(record: Arrived) -> Link:
     """Return the record's link for the chain, made of its offset and bytes, whatever they mean."""
-    digest = digest_of(record.raw) if isinstance(record, Undecodable) else record.digest
+    digest = digest_in(record)
     assert digest is not None, "the record was read from a log"
     return Link(record.offset, digest)

@@ -1,10 +1,7 @@
 """A record of the log as a row. Pure.
 
-A cell is in COPY's text format: a backslash stands before what would end it. Text and JSON are stored as
-clawstream/projections/text.py says.
-
-A record is one row of one table, whatever was read before it. A column has the name of the event's field; the fields of
-a request stand beside those of its exchange.
+A record is one row of one table, whatever was read before it. A cell is in COPY's text format: a backslash stands
+before what would end it. Text and JSON are stored as clawstream/projections/text.py says.
 """
 
 import hashlib
@@ -15,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 from functools import cache, lru_cache
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 import orjson
@@ -111,9 +107,9 @@ def _fields(value: object) -> dict[str, object]:
 _DUMP = json.JSONEncoder(default=_fields).encode  # in ASCII, where a lone surrogate is an escape like any other
 
 
-TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = MappingProxyType(
-    {event: (table, kind) for table in FACTS for event, kind in table.info["events"].items()}
-)
+TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = {
+    event: (table, kind) for table in FACTS for event, kind in table.info["events"].items()
+}
 
 
 class TableRow(NamedTuple):
@@ -150,15 +146,15 @@ def _maker(event: type[Event]) -> Callable[[Record], TableRow]:
     """Return the function that makes the rows of an event."""
     table, kind = TABLE_OF[event]
     names = columns(table)
-    assert names[: len(_PLACE)] == _PLACE, f"{table.name} begins with other columns"
-    said = _said(event, frozenset(names))
-    in_row = [said.get(name, _SAYS_NOTHING) for name in names[len(_PLACE) :]]
+    assert names[: len(_SOURCE)] == _SOURCE, f"{table.name} begins with other columns"
+    paths = _field_paths(event, frozenset(names))
+    in_row = [paths.get(name, _NO_FIELD) for name in names[len(_SOURCE) :]]
     read = attrgetter(*(path for path, _ in in_row))
     to_cells: tuple[ToCell, ...] = tuple(
         to_cell(name, table.columns[name].type, enum=enum)
-        if name in said
+        if name in paths
         else _always(kind if name == "kind" and kind else NULL)
-        for name, (_, enum) in zip(names[len(_PLACE) :], in_row, strict=True)
+        for name, (_, enum) in zip(names[len(_SOURCE) :], in_row, strict=True)
     )
 
     def make(record: Record) -> TableRow:
@@ -181,11 +177,11 @@ def _maker(event: type[Event]) -> Callable[[Record], TableRow]:
     return make
 
 
-_PLACE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
-_SAYS_NOTHING = ("IDENTITY", False)  # any existing attribute will do: the column does not depend on it
+_SOURCE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
+_NO_FIELD = ("IDENTITY", False)  # any existing attribute will do: the column does not depend on it
 
 
-def _said(kind: type, names: frozenset[str]) -> dict[str, tuple[str, bool]]:
+def _field_paths(kind: type, names: frozenset[str]) -> dict[str, tuple[str, bool]]:
     """Return where these fields are, in the dataclass or in one that it holds, and which are enums."""
     found: dict[str, tuple[str, bool]] = {}
     hints = get_type_hints(kind)
@@ -195,7 +191,7 @@ def _said(kind: type, names: frozenset[str]) -> dict[str, tuple[str, bool]]:
             found[field.name] = (field.name, any(_is_enum(part) for part in (hint, *get_args(hint))))
         elif is_dataclass(hint):
             assert isinstance(hint, type)
-            found |= {name: (f"{field.name}.{path}", enum) for name, (path, enum) in _said(hint, names).items()}
+            found |= {name: (f"{field.name}.{path}", enum) for name, (path, enum) in _field_paths(hint, names).items()}
     return found
 
 
@@ -207,6 +203,4 @@ def _always(cell: str) -> ToCell:
     return lambda _: cell
 
 
-_MAKERS: Mapping[type[Event], Callable[[Record], TableRow]] = MappingProxyType(
-    {event: _maker(event) for event in TABLE_OF}
-)
+_MAKERS: Mapping[type[Event], Callable[[Record], TableRow]] = {event: _maker(event) for event in TABLE_OF}

@@ -7,17 +7,18 @@ as quarantine.py says. A flood of such records stops the projector, as it does a
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 
 from clawstream.errors import TryLater
 from clawstream.projections import database
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.progress import refuse_another_log
-from clawstream.projections.write.projector import Projector
+from clawstream.projections.write.projector import Projector, batch_of
 from clawstream.projections.write.quarantine import ProjectionQuarantine
 from clawstream.projections.write.sorting import GROUP
 from clawstream.projections.write.writer import TableWriter
-from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, RecordBatch
+from clawstream.stream.log import Commit, Log, Member, PartitionId
 from clawstream.stream.runner.breaker import FailureRate, flooded
 
 POLL_S = 0.2
@@ -48,7 +49,8 @@ async def project(url: str, log: Log, *, stop: asyncio.Event, instance_id: str |
             except TryLater as error:
                 # A member that was once refused its partitions never gets them; a new member does.
                 _log.warning("state=waiting_for_kafka reason=%r", str(error))
-                await _pause(stop, RETRY_S)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), RETRY_S)
             assignment.end()
             projector.leave()
     finally:
@@ -69,10 +71,10 @@ async def _follow(
     while not (stop.is_set() or projector.overtaken):
         found = await member.poll(max_records=POLL_RECORDS, timeout_s=POLL_S)
         if found:
-            for _ in (record for records in found.values() for record in records):
+            for _ in range(sum(map(len, found.values()))):
                 failures.read()
             if assignment.quarantine is not None:
-                await assignment.quarantine.take([_batch(place, records) for place, records in found.items()])
+                await assignment.quarantine.take([batch_of(place, records) for place, records in found.items()])
             too_many = failures.too_many()
             if too_many is not None:
                 await _note(member, projector.positions(), noted)
@@ -84,30 +86,19 @@ async def _follow(
             noted_at_s = clock()
 
 
-def _batch(place: PartitionId, records: Sequence[Arrived]) -> RecordBatch:
-    return RecordBatch(place=place, records=records, next_offset=records[-1].offset + 1)
-
-
 async def _note(
     member: Member, positions: dict[PartitionId, int], noted: dict[PartitionId, int]
 ) -> dict[PartitionId, int]:
     """Commit the changed `positions` to the group; return what the group has now."""
-    news = {place: Commit(offset) for place, offset in positions.items() if noted.get(place) != offset}
-    if not news:
+    changed = {place: Commit(offset) for place, offset in positions.items() if noted.get(place) != offset}
+    if not changed:
         return noted
     try:
-        await member.commit(news)
+        await member.commit(changed)
     except TryLater as error:
         _log.warning("state=lag_not_noted reason=%r", str(error))
         return noted
     return positions
-
-
-async def _pause(stop: asyncio.Event, wait_s: float) -> None:
-    try:
-        await asyncio.wait_for(stop.wait(), wait_s)
-    except TimeoutError:
-        return
 
 
 class _ProjectorAssignment:

@@ -57,11 +57,7 @@ def _column_names(table: Table) -> sql.Composed:
 @cache
 def _statements(table: Table) -> tuple[sql.Composed, sql.Composed, sql.Composed]:
     """Return the statements that make the temporary table, copy into it, and merge it."""
-    names = {
-        "table": sql.Identifier(table.name),
-        "staging": staging(table.name),
-        "columns": _column_names(table),
-    }
+    names = {"table": sql.Identifier(table.name), "staging": staging(table.name), "columns": _column_names(table)}
     make, copy, insert = (sql.SQL(statement).format(**names) for statement in (_MAKE, _COPY, _INSERT))
     counted = _COUNTED.get(table.name)
     if counted is None:
@@ -136,8 +132,8 @@ class PartitionClaim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
-    """The records read of one partition: every one from the claim's offset up to `next_offset`."""
+class PartitionRows:
+    """The rows of all records of one partition from the claim's offset up to `next_offset`, and their chain blocks."""
 
     place: PartitionId
     claim: PartitionClaim
@@ -169,7 +165,7 @@ class TableWriter:
             cursor.execute("DELETE FROM commits WHERE committed_at < now() - %s::interval", (KEEP_COMMITS,))
             return claims
 
-    def write(self, batch: Sequence[Slice]) -> frozenset[PartitionId]:
+    def write(self, batch: Sequence[PartitionRows]) -> frozenset[PartitionId]:
         """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
 
         Raises TryLater while the database is away; writing the same batch again is always safe. Raises UnusableRecords,
@@ -204,8 +200,7 @@ class TableWriter:
             return waiting(cursor, GROUP)
 
     def release(self, place: PartitionId, claim: PartitionClaim, release: Release) -> bool:
-        """Write what becomes of dead letters of the partition, and return whether it is still ours; else nothing is
-        written.
+        """Write the outcome of the partition's dead letters; False: it is not ours any more, and nothing is written.
 
         Raises as `write` does, and is as safe to do again.
         """
@@ -299,7 +294,7 @@ def _linked(place: PartitionId, block: ChainBlock) -> tuple[str, int, int, int, 
     return (*place, block.number, block.next_offset, block.chain, block.marks)
 
 
-def _advance(cursor: psycopg.Cursor, part: Slice) -> _WriteState:
+def _advance(cursor: psycopg.Cursor, part: PartitionRows) -> _WriteState:
     """Move the recorded offsets on; the row stays locked until the transaction ends."""
     advance = (part.next_offset, part.chain, part.first_offset)
     cursor.execute(_ADVANCED, (*advance, *part.place, part.claim.next_offset, part.claim.epoch))

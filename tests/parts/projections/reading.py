@@ -6,7 +6,7 @@ from sqlalchemy import Engine, text
 
 from clawstream.projections.tables import metadata
 from clawstream.projections.write import projector
-from clawstream.projections.write.writer import PartitionClaim, Slice, TableWriter
+from clawstream.projections.write.writer import PartitionClaim, PartitionRows, TableWriter
 from clawstream.stream.log import PartitionId, RecordBatch
 from clawstream.stream.stage import Record
 
@@ -31,17 +31,17 @@ def contents(engine: Engine) -> dict[str, list[str]]:
         return found | {"offsets": sorted(map(str, read))}
 
 
-def slice_of(place: PartitionId, claim: PartitionClaim, records: Sequence[Record]) -> Slice:
+def partition_rows(place: PartitionId, claim: PartitionClaim, records: Sequence[Record]) -> PartitionRows:
     """What a reader hands over that has read `records` since `claim`."""
     next_offset = records[-1].offset + 1 if records else claim.next_offset
-    return projector.slice_of(RecordBatch(place=place, records=records, next_offset=next_offset), claim)
+    return projector.partition_rows(RecordBatch(place=place, records=records, next_offset=next_offset), claim)
 
 
 def write_all(engine: Engine, placed: Mapping[PartitionId, Sequence[Record]]) -> None:
     """Write everything that is not in the tables yet, in one batch."""
     writer = TableWriter(engine)
     claims = writer.claim(placed)
-    lost = writer.write([slice_of(place, claims[place], rest(placed[place], claims[place])) for place in placed])
+    lost = writer.write([partition_rows(place, claims[place], rest(placed[place], claims[place])) for place in placed])
     assert not lost
 
 

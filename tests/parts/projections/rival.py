@@ -10,7 +10,7 @@ import sys
 from clawstream.projections import database
 from clawstream.projections.write.writer import TableWriter
 from tests.parts.projections import one_session
-from tests.parts.projections.reading import slice_of
+from tests.parts.projections.reading import partition_rows
 from tests.unit.projections import logs
 
 
@@ -20,7 +20,7 @@ def main(url: str) -> None:
     placed = logs.records(one_session.ONE_SESSION)
     writer = TableWriter(engine)
     claims = writer.claim(placed)
-    parts = [slice_of(place, claims[place], placed[place]) for place in placed]
+    parts = [partition_rows(place, claims[place], placed[place]) for place in placed]
     print("claimed", flush=True)
     os.kill(os.getpid(), signal.SIGSTOP)
     lost = writer.write(parts)

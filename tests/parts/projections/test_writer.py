@@ -16,7 +16,7 @@ from clawstream.projections.write.writer import _LINKED, PartitionClaim, TableWr
 from clawstream.stream.log import PartitionId
 from tests.chaos.reading import marked_twice
 from tests.examples import examples
-from tests.parts.projections.reading import contents, empty, rest, slice_of, write_all
+from tests.parts.projections.reading import contents, empty, partition_rows, rest, write_all
 from tests.unit.projections import logs
 
 
@@ -52,7 +52,7 @@ def test_any_cut_into_batches_any_crash_and_any_redelivery_give_the_rows_of_one_
             break
         chosen = data.draw(st.lists(st.sampled_from(sorted(left)), min_size=1, unique=True))
         sizes = {place: data.draw(st.integers(1, len(left[place]))) for place in chosen}
-        batch = [slice_of(place, claims[place], left[place][: sizes[place]]) for place in chosen]
+        batch = [partition_rows(place, claims[place], left[place][: sizes[place]]) for place in chosen]
         assert writer.write(batch) == frozenset()
         assert writer.write(batch) == frozenset()  # its answer was lost
     assert contents(migrated) == expected
@@ -95,9 +95,9 @@ def test_a_second_writer_fences_the_first_and_nothing_of_the_first_is_written(em
     old_claim = old.claim([place])[place]
     new_claim = new.claim([place])[place]
     assert new_claim.epoch > old_claim.epoch
-    assert old.write([slice_of(place, old_claim, records)]) == {place}
+    assert old.write([partition_rows(place, old_claim, records)]) == {place}
     assert contents(emptied)["session_ends"] == []
-    assert new.write([slice_of(place, new_claim, records)]) == frozenset()
+    assert new.write([partition_rows(place, new_claim, records)]) == frozenset()
     assert len(contents(emptied)["session_ends"]) == 1
 
 
@@ -109,7 +109,7 @@ def test_a_batch_with_one_lost_partition_writes_none_of_the_others(emptied: Engi
     claims = old.claim(placed)
     taken = min(placed)
     TableWriter(emptied).claim([taken])
-    batch = [slice_of(place, claims[place], placed[place]) for place in placed]
+    batch = [partition_rows(place, claims[place], placed[place]) for place in placed]
     assert old.write(batch) == {taken}
     assert contents(emptied)["session_ends"] == []
     assert old.write([part for part in batch if part.place != taken]) == frozenset()
@@ -121,7 +121,7 @@ def test_rows_and_offset_stand_or_fall_together(emptied: Engine) -> None:
     [(place, records)] = logs.records([orphan]).items()
     writer = TableWriter(emptied)
     claim = writer.claim([place])[place]
-    part = slice_of(place, claim, records)
+    part = partition_rows(place, claim, records)
     broken = part.rows[0]._replace(cells=("not a uuid", *part.rows[0].cells[1:]))
     with pytest.raises(UnusableRecords, match="InvalidTextRepresentation"):
         writer.write([dataclasses.replace(part, rows=[part.rows[0], broken])])
