@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -74,32 +74,34 @@ async def serve(
     async with (
         engine_session(settings.engine) as session,
         _spool(settings, fsync) as spool,
-        _owners(settings, log.cluster_id) as owners,
     ):
-        delivery = Delivery(log, spool, ack_timeout_s=bounds.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
-        admission = Admission(
-            settings=settings.gateway,
-            bounds=bounds,
-            policy=policy,
-            renderer=renderer,
-            prompts=PromptMaker(renderer, within_s=bounds.request_timeout_s),
-            engines=Engines(
-                policy.id,
-                [
-                    _engine(session, url, settings, largest_id, bounds.engine_answers_within_s)
-                    for url in settings.engine.addresses
-                ],
-            ),
-            recorder=Recorder(delivery),
-            delivery=delivery,
-            sessions=SessionIndex(bounds.index_window_s * 1000),
-            owners=owners,
-            answers=SampledAnswers(),
-            conversations=Conversations(bounds.index_window_s * 1000),
-            metrics=metrics,
-            always_of_the_policy=settings.samples.off_distribution == "gateway_override",
-        )
-        with _listener(settings.gateway.host, settings.gateway.port) as listener:
+        with (
+            closing(_owners(settings, log.cluster_id)) as owners,
+            _listener(settings.gateway.host, settings.gateway.port) as listener,
+        ):
+            delivery = Delivery(log, spool, ack_timeout_s=bounds.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
+            admission = Admission(
+                settings=settings.gateway,
+                bounds=bounds,
+                policy=policy,
+                renderer=renderer,
+                prompts=PromptMaker(renderer, within_s=bounds.request_timeout_s),
+                engines=Engines(
+                    policy.id,
+                    [
+                        _engine(session, url, settings, largest_id, bounds.engine_answers_within_s)
+                        for url in settings.engine.addresses
+                    ],
+                ),
+                recorder=Recorder(delivery),
+                delivery=delivery,
+                sessions=SessionIndex(bounds.index_window_s * 1000),
+                owners=owners,
+                answers=SampledAnswers(),
+                conversations=Conversations(bounds.index_window_s * 1000),
+                metrics=metrics,
+                always_of_the_policy=settings.samples.off_distribution == "gateway_override",
+            )
             keys = _keys(settings)
             guard = Guard.of(settings.gateway, keys, admission.metrics)
             from_ms = epoch_ms() - bounds.index_window_s * 1000
@@ -139,37 +141,29 @@ async def _done_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
     return False
 
 
-@asynccontextmanager
-async def _owners(settings: Settings, cluster_id: str | None) -> AsyncIterator[Owners]:
-    """Yield the owners of this log's sessions; all that is known is in their file afterwards."""
+def _owners(settings: Settings, cluster_id: str | None) -> Owners:
+    """Return the owners of this log's sessions."""
     of_cluster = "" if cluster_id is None else f".{quote(cluster_id, safe='')}"
-    with Owners.opened(settings.data_dir / OWNERS, f"{settings.kafka.prefix}sessions{of_cluster}", epoch_ms) as owners:
-        yield owners
+    return Owners(settings.data_dir / OWNERS / f"{settings.kafka.prefix}sessions{of_cluster}.sqlite", epoch_ms)
 
 
 @asynccontextmanager
 async def _spool(settings: Settings, fsync: Fsync) -> AsyncIterator[Spool]:
     """Yield this gateway's spool, once a gateway that is stopping has let go of it."""
-    name = settings.kafka.instance or f"{settings.gateway.host.replace(':', '_')}-{settings.gateway.port}"
+    instance = settings.kafka.instance or f"{settings.gateway.host.replace(':', '_')}-{settings.gateway.port}"
+    folder, name = settings.data_dir / FOLDER, f"{settings.kafka.prefix}{instance}"
+    max_bytes = settings.gateway.spool_bytes
     clock = asyncio.get_running_loop()
     deadline = clock.time() + DRAIN_S
     with ExitStack() as stack:
         while True:
             try:
-                spool = stack.enter_context(
-                    Spool.opened(
-                        settings.data_dir / FOLDER,
-                        f"{settings.kafka.prefix}{name}",
-                        max_bytes=settings.gateway.spool_bytes,
-                        fsync=fsync,
-                    )
-                )
+                spool = stack.enter_context(Spool.opened(folder, name, max_bytes=max_bytes, fsync=fsync))
+                break
             except SpoolInUse:
                 if clock.time() >= deadline:
                     raise
                 await asyncio.sleep(_LOOK_AGAIN_S)
-            else:
-                break
         yield spool
 
 

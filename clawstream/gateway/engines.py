@@ -1,21 +1,16 @@
 """The engines behind the gateway: which one answers a session, and which ones get requests at all.
 
-An engine that is away, hangs or came back with old weights gets no request while another one will do. The
-weights stage brings it up to date, and it gets requests again once it says so. The gateway itself counts each engine's
-requests in flight.
+An engine that is away, hangs or came back with old weights gets no request while another one will do; it gets requests
+again once the weights stage has brought it up to date. A session stays where its prefix is cached, unless that engine
+is not offered or clearly more loaded than another, so that it does not move between engines of nearly equal load.
 
-No request is answered from a prefix cache that other weights or another tenant filled. (The answer shows
-how much of its prompt was cached, which would tell what another tenant asked.)
-
-A cache key (`extra_key`) names the version that the engine is known to serve. Nothing older is cached under it: no
-version is known before it is served, and an engine that came back with older weights has its cache emptied when it is
-brought up to date (weights/stage.py). The engine may have changed its weights before the gateway knows. So an answer
-that used cached tokens, and whose first token was sampled by other weights than its key names, is thrown away before
-anything is shown, and asked again (`EngineAttempt.check`). tests/unit/gateway/test_cache_keys.py tries all orders of
-events. Tokens are labelled with the version that the engine reports, or with the adapter's version.
-
-A session stays where its prefix is cached, unless that engine is not offered or clearly more loaded than
-another. "Clearly" leaves room, so that a session does not move to and fro between engines of nearly equal load.
+No request is answered from a prefix cache that other weights or another tenant filled. A cache key (`extra_key`) names
+the version that the engine is known to serve. Nothing older is cached under it: no version is known before it is
+served, and an engine that came back with older weights has its cache emptied when it is brought up to date
+(weights/stage.py). The engine may have changed its weights before the gateway knows. So an answer that used cached
+tokens, and whose first token was sampled by other weights than its key names, is thrown away before anything is shown,
+and asked again (`EngineAttempt.check`); tests/unit/gateway/test_cache_keys.py tries all orders of events. Tokens are
+labelled with the version that the engine reports, or with the adapter's version.
 """
 
 import asyncio
@@ -24,8 +19,8 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +36,7 @@ from clawstream.inference.engine import (
     policy_version,
 )
 from clawstream.inference.model_folder import too_small_for
+from clawstream.stream.runner.calling import wait_at_most
 
 LOG = logging.getLogger(__name__)
 ANSWERS_WITHIN_S = 20.0  # else the engine is away; longer than its longest swap of weights
@@ -108,15 +104,10 @@ class ServedEngine:
             weights = policy_version(info.weight_version)
         except (TryLater, EngineRefused, TimeoutError) as error:
             reason = str(error) or f"engine {self.url}: no answer within {self.answers_within_s:g} s"
-            if self.problem != reason:
-                LOG.warning("engine=%s state=away reason=%s", self.url, reason)
-            self.problem = reason
+            self._refuse(logging.WARNING, "away", reason)
             return
         if too_small is not None:
-            reason = f"engine {self.url}: {too_small}; start it with the policy's model"
-            if self.problem != reason:
-                LOG.error("engine=%s state=unfit reason=%s", self.url, reason)
-            self.problem = reason
+            self._refuse(logging.ERROR, "unfit", f"engine {self.url}: {too_small}; start it with the policy's model")
             return
         versions = {adapter_version(self.policy_id, name): name for name in names}
         self.adapters = {version: name for version, name in versions.items() if version is not None}
@@ -124,6 +115,11 @@ class ServedEngine:
         if self.problem is not None:
             LOG.info("engine=%s state=ready version=%s", self.url, self.version)
         self.context_length_tokens, self.problem = info.context_length_tokens, None
+
+    def _refuse(self, level: int, state: str, problem: str) -> None:
+        if self.problem != problem:
+            LOG.log(level, "engine=%s state=%s reason=%s", self.url, state, problem)
+        self.problem = problem
 
     def told(self, weights: int, before: int | None) -> None:
         """Take over the weights that it named when asked, unless they changed since the question from `before`."""
@@ -260,13 +256,7 @@ class Engines:
         alone: bool = False,
     ) -> EngineAttempt | None:
         """Return the attempt for the session's next request; None while no engine but those to avoid is offered."""
-        allowed = self._offered()
-        in_flight = [
-            engine.in_flight if ok and engine not in avoid else None
-            for engine, ok in zip(self.all, allowed, strict=True)
-        ]
-        if len(self.all) == 1:
-            return None if in_flight[0] is None else self.all[0].place(tenant=tenant, alone=alone)
+        in_flight = [engine.in_flight if ok and engine not in avoid else None for engine, ok in self.offered().items()]
         found = choose(in_flight, home=self._homes.get(session_id), order=order_of(session_id, self._urls))
         return None if found is None else self.all[found].place(tenant=tenant, alone=alone)
 
@@ -288,7 +278,11 @@ class Engines:
 
     def offered(self) -> dict[ServedEngine, bool]:
         """Return whether requests are put to each engine."""
-        return dict(zip(self.all, self._offered(), strict=True))
+        now = self._clock()
+        found = dict(zip(self.all, offered([self._standing(engine, now) for engine in self.all]), strict=True))
+        if len(self.all) > 1:
+            self._note(found, now)
+        return found
 
     def problem(self) -> str:
         """Say why no engine is offered."""
@@ -315,19 +309,10 @@ class Engines:
     async def _watch(self, engine: ServedEngine) -> None:
         while True:
             await engine.ask()
-            others = [other for other, ok in zip(self.all, self._offered(), strict=True) if ok and other is not engine]
+            others = [other for other, ok in self.offered().items() if ok and other is not engine]
             if engine.problem is not None and others:
                 engine.give_up()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ASK_EVERY_S):
-                    await engine.doubted.wait()
-
-    def _offered(self) -> tuple[bool, ...]:
-        now = self._clock()
-        found = offered([self._standing(engine, now) for engine in self.all])
-        if len(self.all) > 1:
-            self._note(found, now)
-        return found
+            await wait_at_most(engine.doubted, ASK_EVERY_S)
 
     def _standing(self, engine: ServedEngine, now: float) -> EngineLoad:
         answers = engine.problem is None and engine.context_length_tokens is not None
@@ -338,10 +323,10 @@ class Engines:
             behind_s=behind_s,
         )
 
-    def _note(self, found: tuple[bool, ...], now: float) -> None:
+    def _note(self, found: Mapping[ServedEngine, bool], now: float) -> None:
         """Remember which engines are in service, and since when each is behind."""
-        newest = max((e.version or BASE_VERSION for e, ok in zip(self.all, found, strict=True) if ok), default=None)
-        for engine, ok in zip(self.all, found, strict=True):
+        newest = max((engine.version or BASE_VERSION for engine, ok in found.items() if ok), default=None)
+        for engine, ok in found.items():
             if ok != (engine.url in self._in_service):
                 LOG.info("engine=%s state=%s version=%s", engine.url, "offered" if ok else "out", engine.version)
             (self._in_service.add if ok else self._in_service.discard)(engine.url)

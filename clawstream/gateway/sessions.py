@@ -1,20 +1,14 @@
 """What the gateway remembers of sessions: whose history a request continues, and what was sampled in it. Pure.
 
+All tables are folds over answered exchanges, so they are the same whether kept live or rebuilt from the log; time comes
+in as an argument. Forgetting costs tokens and time, never an answer: a prompt that can't go on is rendered anew, and
+for a forgotten response the client is asked to send the messages.
+
 A conversation is recognised by a hash of all messages up to and including one of our answers, except a client's own
 blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) the hash is of
 the words of people, tools and the policy, without a client's frames, which OpenClaw omits when it asks again after
-tools. The index is a fold over answered exchanges, so it is the same whether kept live or rebuilt from the log; time
-comes in as an argument.
-
-Two conversations are never joined because they lack a name. Where several sessions have the very same
-messages, each is continued once before any is continued again; within one trace none is.
-
-For a forgotten response the client is asked to send the messages; nothing is guessed. The table is a fold over answered
-exchanges, so it is the same whether kept live or rebuilt from the log. A response is its key's alone.
-
-Forgetting costs tokens and time, never an answer, since a prompt that can't go on is rendered. Sessions
-are forgotten when they end, when they are silent for as long as the recorder remembers them, or, once all together hold
-more than `MAX_TOKENS`, beginning with the longest silent.
+tools. Two conversations are never joined because they lack a name. Where several sessions have the very same messages,
+each is continued once before any is continued again; within one trace none is.
 """
 
 import hashlib
@@ -61,13 +55,11 @@ class SessionIndex:
 
     def newest_exchange(self, session_id: str) -> str | None:
         """Return the session's newest answered exchange."""
-        found = self._newest.get(session_id)
-        return found[0] if found else None
+        return self._newest.get(session_id, (None, 0))[0]
 
     def session_of(self, exchange_id: str) -> str | None:
         """Return the session in which the exchange was answered."""
-        found = self._sessions.get(exchange_id)
-        return found[0] if found else None
+        return self._sessions.get(exchange_id, (None, 0))[0]
 
     def find(
         self, messages: tuple[Message, ...], scope: str, *, retried: bool, trace_id: str | None = None
@@ -88,9 +80,8 @@ class SessionIndex:
             if answer is not None:
                 fresh = [session for session in answer.sessions if session not in answer.continued]
                 return (fresh or answer.sessions)[-1]
-        told = _told(messages, scope, trace_id)
-        joined = None if told is None else self._traced.get(told)
-        return None if joined is None else joined[0]
+        traced = _traced_digest(messages, scope, trace_id)
+        return None if traced is None else self._traced.get(traced, (None, 0))[0]
 
     def asked(self, messages: tuple[Message, ...], scope: str, session_id: str, now_ms: int) -> None:
         """Note a request of the session: from now on its last answer counts as continued."""
@@ -123,10 +114,10 @@ class SessionIndex:
         self._newest_last(self._answers, digest, found)
         self._newest_last(self._newest, session_id, (exchange_id, now_ms))
         self._newest_last(self._sessions, exchange_id, (session_id, now_ms))
-        told = _told((*messages, answer), scope, trace_id)
-        if told is not None:
-            before, _ = self._traced.get(told, (session_id, now_ms))
-            self._newest_last(self._traced, told, (session_id if before == session_id else None, now_ms))
+        traced = _traced_digest((*messages, answer), scope, trace_id)
+        if traced is not None:
+            before, _ = self._traced.get(traced, (session_id, now_ms))
+            self._newest_last(self._traced, traced, (session_id if before == session_id else None, now_ms))
         self._forget(now_ms - self._window_ms)
 
     def _forget(self, before_ms: int) -> None:
@@ -156,7 +147,7 @@ def _digests(messages: tuple[Message, ...], scope: str) -> Iterator[tuple[bytes,
         yield chain.digest(), role
 
 
-def _told(messages: tuple[Message, ...], scope: str, trace_id: str | None) -> bytes | None:
+def _traced_digest(messages: tuple[Message, ...], scope: str, trace_id: str | None) -> bytes | None:
     """Return a hash of a trace's messages up to the last answer; None: there is no trace, or no answer."""
     last = max((at for at, message in enumerate(messages) if role_of(message) == "assistant"), default=None)
     if trace_id is None or last is None:
@@ -205,11 +196,11 @@ class Conversations:
     def __init__(self, window_ms: int, *, max_bytes: int = MAX_BYTES) -> None:
         self._window_ms = window_ms
         self._max_bytes = max_bytes
-        self._said: OrderedDict[str, _KeptResponse] = OrderedDict()
+        self._kept: OrderedDict[str, _KeptResponse] = OrderedDict()
         self._num_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._said)
+        return len(self._kept)
 
     def answered(
         self,
@@ -222,24 +213,23 @@ class Conversations:
         at_ms: int,
     ) -> None:
         """Add the answer of an exchange; forget responses older than the window or beyond `max_bytes`."""
-        said = _KeptResponse(session_id=session_id, key_name=key_name, before=before, answer=answer, at_ms=at_ms)
-        self._said[exchange_id] = said
-        self._num_bytes += said.num_bytes
-        while self._said:
-            oldest = next(iter(self._said.values()))
+        kept = _KeptResponse(session_id=session_id, key_name=key_name, before=before, answer=answer, at_ms=at_ms)
+        self._kept[exchange_id] = kept
+        self._num_bytes += kept.num_bytes
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
             if self._num_bytes <= self._max_bytes and oldest.at_ms >= at_ms - self._window_ms:
                 return
-            self._said.popitem(last=False)
+            self._kept.popitem(last=False)
             self._num_bytes -= oldest.num_bytes
 
     def recall(self, exchange_id: str, key_name: str | None) -> RecalledResponse | None:
         """Return the response; None: it is not known, or another key's."""
-        said = self._said.get(exchange_id)
-        if said is None or said.key_name not in (None, key_name):
+        kept = self._kept.get(exchange_id)
+        if kept is None or kept.key_name not in (None, key_name):
             return None
-        return RecalledResponse(
-            session_id=said.session_id, before=tuple(map(parse, said.before)), answer=parse(said.answer)
-        )
+        before = tuple(map(parse, kept.before))
+        return RecalledResponse(session_id=kept.session_id, before=before, answer=parse(kept.answer))
 
 
 MAX_TOKENS = 4_000_000  # of all sessions together; a token takes about 36 bytes here

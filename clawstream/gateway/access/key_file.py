@@ -8,6 +8,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +23,7 @@ _KEY_BYTES = 32
 def add_key(path: Path, name: str, allowance: Allowance) -> str:
     """Add a key `name` to the file and return the key, of which only a hash is kept. Raises ConfigError."""
     shown = PREFIX + secrets.token_urlsafe(_KEY_BYTES)
-    key = Key(name=name, sha256=sha256(shown), created_at=_now(), allowance=allowance)
+    key = Key(name=name, sha256=sha256(shown), created_at=_now(), **asdict(allowance))
     with _changing(path):
         _write(path, read_keys(path).with_key(key))
     return shown
@@ -45,7 +46,7 @@ def read_keys(path: Path) -> KeyRing:
     try:
         text = path.read_text()
     except FileNotFoundError:
-        return KeyRing()
+        return KeyRing(())
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is no text ({error}). {mend(str(path))}") from error
     except OSError as error:

@@ -10,14 +10,16 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawstream.errors import ConfigError
 
 PREFIX = "cs-"
 DEFAULT = "default"  # the name of gateway.api_key
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_Limit = Annotated[int | None, Field(ge=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +32,21 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One client's key. Its name stands in the audit trail, so a revoked one is kept."""
+    """One client's key, as it stands in the file. Its name stands in the audit trail, so a revoked one is kept."""
 
-    name: str
-    sha256: str
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     created_at: str  # ISO 8601, UTC
     revoked_at: str | None = None
-    allowance: Allowance = Allowance()
+    max_concurrent: _Limit = None
+    requests_per_minute: _Limit = None
+
+    @property
+    def allowance(self) -> Allowance:
+        """What the key may do."""
+        return Allowance(max_concurrent=self.max_concurrent, requests_per_minute=self.requests_per_minute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +59,11 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys ever made; immutable: a change returns another ring."""
+    """All keys ever made, as in their file; immutable: a change returns another ring."""
 
-    keys: tuple[Key, ...] = ()
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    keys: tuple[Key, ...]
     open: bool = False  # a person said that programs of this machine need no key any more
 
     @property
@@ -111,34 +123,16 @@ def shown_key(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key", "").strip() or None
 
 
-class _KeyEntry(BaseModel):
-    """A key as it stands in the file."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str = Field(pattern=rf"^{NAME.pattern}$")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    created_at: str
-    revoked_at: str | None = None
-    max_concurrent: int | None = Field(None, ge=1)
-    requests_per_minute: int | None = Field(None, ge=1)
-
-
-class _KeyFile(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    keys: list[_KeyEntry]
-    open: bool = False
+_FILE = TypeAdapter(KeyRing)
 
 
 def read_ring(text: str, where: str) -> KeyRing:
     """Return the ring in a file's text. Raises ConfigError, which quotes nothing of the file."""
     try:
-        written = _KeyFile.model_validate_json(text)
+        return _FILE.validate_json(text)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise ConfigError(f"{where} is no file of keys ({problems}). {mend(where)}") from None
-    return KeyRing(tuple(_key(one) for one in written.keys), open=written.open)
 
 
 def mend(where: str) -> str:
@@ -153,23 +147,4 @@ def mend(where: str) -> str:
 
 def write_ring(ring: KeyRing) -> str:
     """Return the text of the file, which `read_ring` reads."""
-    file = _KeyFile(keys=[_written(key) for key in ring.keys], open=ring.open)
-    return file.model_dump_json(indent=1, exclude_none=True, exclude_defaults=True) + "\n"
-
-
-def _key(one: _KeyEntry) -> Key:
-    allowance = Allowance(max_concurrent=one.max_concurrent, requests_per_minute=one.requests_per_minute)
-    return Key(
-        name=one.name, sha256=one.sha256, created_at=one.created_at, revoked_at=one.revoked_at, allowance=allowance
-    )
-
-
-def _written(key: Key) -> _KeyEntry:
-    return _KeyEntry(
-        name=key.name,
-        sha256=key.sha256,
-        created_at=key.created_at,
-        revoked_at=key.revoked_at,
-        max_concurrent=key.allowance.max_concurrent,
-        requests_per_minute=key.allowance.requests_per_minute,
-    )
+    return _FILE.dump_json(ring, indent=1, exclude_none=True, exclude_defaults=True).decode() + "\n"

@@ -64,7 +64,7 @@ def claim_of(event: Event) -> SessionClaim | None:
 
 
 class Owners:
-    """One log's owners, in a file, which is written as long as `run` runs."""
+    """One log's owners, in a file, which is written as long as `run` runs, and by `close`. Raises PartUnavailable."""
 
     def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
         self._path = path
@@ -79,16 +79,6 @@ class Owners:
         self._noted_at_ms = 0
         self.read_to_ms: int | None = self._read_to_ms()  # None: nothing of the log is in the file
         self.whole = False  # all that the log says is here
-
-    @classmethod
-    @contextmanager
-    def opened(cls, folder: Path, name: str, now_ms: Callable[[], int]) -> "Iterator[Owners]":
-        """Yield the owners of the log `name`; the file has them all afterwards. Raises PartUnavailable."""
-        owners = cls(folder / f"{name}.sqlite", now_ms)
-        try:
-            yield owners
-        finally:
-            owners.close()
 
     def owner_of(self, session_id: str) -> str | None:
         """Return the name of the session's key; None: it has none.
@@ -141,9 +131,8 @@ class Owners:
     def learn(self, events: Iterable[Event]) -> None:
         """Learn the owners from events on the log, in any order: the key that was answered first is the owner."""
         for claim in map(claim_of, events):
-            if claim is None or self._is_known(claim):
-                continue
-            self._fresh[claim.session] = claim
+            if claim is not None and not self._is_known(claim):
+                self._fresh[claim.session] = claim
 
     async def take(self, claims: Iterable[SessionClaim]) -> None:
         """Return once the claims, in any order, are in the file. Raises TryLater where it can't be written."""

@@ -134,9 +134,5 @@ def _spooled(body: bytes, end: int) -> Spooled:
         parts.append(body[at + _NUM.size : at + _NUM.size + length])
         at += _NUM.size + length
     topic, key, value, *about = parts
-    headers = tuple((name.decode(), said) for name, said in _pairs(about))
+    headers = tuple((name.decode(), said) for name, said in zip(about[::2], about[1::2], strict=True))
     return Spooled(Sealed(topic.decode(), key, value, headers), at_ms, end)
-
-
-def _pairs(parts: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    return zip(parts[::2], parts[1::2], strict=True)

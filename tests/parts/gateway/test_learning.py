@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,7 +50,7 @@ EXCHANGES = strategies.of(
 
 @pytest.fixture(scope="module")
 def owners(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Owners]:
-    with Owners.opened(tmp_path_factory.mktemp("owners"), "sessions", lambda: 0) as found:
+    with closing(Owners(tmp_path_factory.mktemp("owners") / "sessions.sqlite", lambda: 0)) as found:
         yield found
 
 

@@ -35,7 +35,7 @@ HELLO = [user("hello")]
 
 
 def opened(folder: Path) -> AbstractContextManager[Owners]:
-    return Owners.opened(folder, "sessions", lambda: NOW_MS)
+    return closing(Owners(folder / "sessions.sqlite", lambda: NOW_MS))
 
 
 @pytest.fixture
