@@ -68,7 +68,7 @@ async def learn_sessions(
             pass
     learning.learn(spooled)
     if learning.odd:
-        (first, why), *_ = learning.odd.items()
+        first, why = next(iter(learning.odd.items()))
         LOG.warning(
             "sessions=left_out exchanges=%d first=%s reason=%s; their sessions go on without them",
             len(learning.odd), first, why,

@@ -37,9 +37,8 @@ class Guard:
     def of(cls, settings: GatewaySettings, keys: WatchedKeys, metrics: Metrics) -> "Guard":
         """Return the guard of a gateway with these settings; gateway.api_key is the key named "default"."""
         secret = settings.api_key
-        default = None
-        if secret is not None:
-            default = Key(name=DEFAULT, sha256=sha256(secret.get_secret_value()), created_at="")
+        hashed = None if secret is None else sha256(secret.get_secret_value())
+        default = None if hashed is None else Key(name=DEFAULT, sha256=hashed, created_at="")
         allowance = Allowance(
             max_concurrent=settings.max_concurrent_per_key, requests_per_minute=settings.requests_per_minute_per_key
         )
@@ -55,20 +54,16 @@ class Guard:
             return Caller(name=None)
         shown = shown_key(headers)
         if shown is None:
-            raise BadRequest(
-                "No API key was sent; expected the header `Authorization: Bearer KEY`, or `x-api-key: KEY`.",
-                status=401,
-                code="invalid_api_key",
+            raise _unauthorized(
+                "No API key was sent; expected the header `Authorization: Bearer KEY`, or `x-api-key: KEY`."
             )
         ring = self.keys.ring()
         whole = ring if self.default_key is None else KeyRing((*ring.keys, self.default_key))
         caller = whole.holder(shown)
         if caller is None:
-            raise BadRequest(
+            raise _unauthorized(
                 "The API key is none of this gateway's, or was revoked; ask for one of your own "
-                "(clawstream keys add NAME).",
-                status=401,
-                code="invalid_api_key",
+                "(clawstream keys add NAME)."
             )
         return caller
 
@@ -121,6 +116,10 @@ class Guard:
             return send
         self.metrics.limited.labels(refused.limit).inc()
         return send if refused.rate is None else with_headers(send, refused.rate)
+
+
+def _unauthorized(message: str) -> BadRequest:
+    return BadRequest(message, status=401, code="invalid_api_key")
 
 
 def foreign_page(headers: Mapping[str, str]) -> BadRequest | None:

@@ -2,7 +2,7 @@
 
 The one rule: `append` returns only when every record is acknowledged by the log or fsynced in the spool. A record whose
 acknowledgement is late may be on the log all the same; it goes into the spool too, with the same bytes, and the first
-of two with one id counts. While the log is slow (pace.py), every record goes to the spool first; handing these to the
+of two with one id counts. While the log is slow (`AckPace`), every record goes to the spool first; handing these to the
 log shows when it is quick again. Appends that come while the disk is busy share an fsync.
 """
 

@@ -1,4 +1,4 @@
-"""What a worker does about records that were set aside: skips them, holds up what follows, uses them once asked.
+"""What a worker does about records that were set aside: it skips them, holds up what follows, uses them once asked.
 
 The one rule: a replayed dead letter is used in its original place. The state of its key is folded again from the log
 without it; then the dead letter is applied, then the records parked behind it, in order, before any later record.
