@@ -19,8 +19,8 @@ from clawstream.errors import OperatorError
 from clawstream.layout import show
 
 if TYPE_CHECKING:
-    from clawstream.projections.audit.verifying import Audit
-    from clawstream.projections.rebuild.replaying import Tell
+    from clawstream.projections.rebuild.rebuilding import Tell
+    from clawstream.projections.rebuild.verifying import Audit
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
@@ -41,8 +41,8 @@ def verify(
 
     Exits with 2 where they differ. The projector goes on meanwhile.
     """
-    from clawstream.projections.audit.verifying import Sample
-    from clawstream.projections.audit.verifying import verify as check
+    from clawstream.projections.rebuild.verifying import Sample
+    from clawstream.projections.rebuild.verifying import verify as check
 
     if seed is not None and sample is None:
         raise OperatorError("--seed chooses a sample: name its size with --sample")

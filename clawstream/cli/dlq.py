@@ -31,7 +31,7 @@ def list_letters(
     as_json: AsJson = False,
 ) -> None:
     """Show what is set aside, the oldest first."""
-    from clawstream.stream.rulings import dead_letters, plain
+    from clawstream.stream.quarantine import dead_letters, plain
 
     found = _with_log(context, dead_letters)
     wanted = [one for one in found if (every or one.waits) and stage in (None, one.id.group)]
@@ -48,7 +48,7 @@ def list_letters(
 @dlq.command()
 def show(context: typer.Context, letter: _ID, as_json: AsJson = False) -> None:
     """Show one record: what is known of it, its headers, and its bytes as far as they can be read."""
-    from clawstream.stream.rulings import shown
+    from clawstream.stream.quarantine import shown
 
     found = _with_log(context, lambda log: shown(log, letter))
     if as_json:
@@ -91,7 +91,7 @@ def _text(value: object) -> str:
 def _ruled(
     context: typer.Context, letter: str | None, stage: str | None, fate: "Fate", because: str | None, as_json: bool
 ) -> None:
-    from clawstream.stream.rulings import plain, rule
+    from clawstream.stream.quarantine import plain, rule
 
     found = _with_log(context, lambda log: rule(log, fate, dead_letter=letter, stage=stage, because=because))
     if as_json:

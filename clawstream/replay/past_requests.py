@@ -22,7 +22,7 @@ from clawstream.local.servers.server_process import answers, reserved
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.projections.look.sql import rows_of
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.replay.blind import Pair, UnrelatedTask
+from clawstream.replay.comparing import Pair, UnrelatedTask
 
 AT_ONCE = 8
 CONFIG = "config.json"

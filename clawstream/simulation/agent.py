@@ -21,7 +21,7 @@ import openai
 import typer
 
 from clawstream.simulation.attempts import Agent, PolicyAnswer
-from clawstream.simulation.chains import ChainTask, tasks
+from clawstream.simulation.problems import ChainTask, tasks
 from clawstream.simulation.student import RequestReport, StudentPool, run, say
 
 

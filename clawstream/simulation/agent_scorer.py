@@ -14,8 +14,8 @@ import openai
 import typer
 
 from clawstream.simulation.attempts import Agent, PolicyAnswer
-from clawstream.simulation.chains import ChainTask, tasks
 from clawstream.simulation.marks import wilson
+from clawstream.simulation.problems import ChainTask, tasks
 from clawstream.simulation.scorer import print_score, seed_of
 
 

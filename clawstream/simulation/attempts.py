@@ -13,9 +13,9 @@ from typing import Any
 import openai
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from clawstream.simulation.chains import MAX_STEPS, ChainTask, UnusableExpression, calculate
 from clawstream.simulation.policy.calls import CALCULATOR
 from clawstream.simulation.policy.dialogues import with_hint
+from clawstream.simulation.problems import MAX_STEPS, ChainTask, UnusableExpression, calculate
 
 MAX_TOKENS = 48  # of an answer; a call takes 20 at most
 _NUMBER = re.compile(r"-?[0-9]+")

@@ -33,9 +33,9 @@ from clawstream.events import (
     VoteStatus,
 )
 from clawstream.projections import database
-from clawstream.projections.audit.verifying import verify
 from clawstream.projections.rebuild.rebuilding import rebuild as rebuild_tables
-from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.rebuild.verifying import verify
+from clawstream.projections.write.rows import GROUP
 from clawstream.projections.write.stage import project
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog

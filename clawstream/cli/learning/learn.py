@@ -242,7 +242,7 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
 def _built(settings: "Settings", base: str) -> tuple[Path, str]:
     """Return the policy's folder, and what tells it from all others."""
     from clawstream.simulation.policy.base import base_policy
-    from clawstream.simulation.runs.own import digest
+    from clawstream.simulation.runs.scenarios import digest
 
     if base == "own":
         return settings.engine.base_policy, digest(settings)

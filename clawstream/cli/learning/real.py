@@ -24,7 +24,7 @@ from clawstream.config import Settings
 from clawstream.errors import OperatorError
 
 if TYPE_CHECKING:
-    from clawstream.replay.blind import Choice, Pair, PreferenceCounts
+    from clawstream.replay.comparing import Choice, Pair, PreferenceCounts
     from clawstream.replay.past_requests import LearnedTurn
 
 SHOWN_LESSONS = 12
@@ -64,7 +64,7 @@ def compare(
     with database(settings) as url:
         found = asyncio.run(_find(settings, url, folder, console, before=before, after=after, count=count, seed=seed))
     choices = _choose(found, console, folder / "choices.jsonl")
-    from clawstream.replay.blind import tally
+    from clawstream.replay.comparing import tally
 
     counts = tally(choices.values())
     written = json.dumps(_as_json(found, counts, choices), indent=1)
@@ -80,7 +80,7 @@ async def _find(
     seed: int,
 ) -> RealComparison:  # fmt: skip
     from clawstream.replay import past_requests
-    from clawstream.replay.blind import UnrelatedTask
+    from clawstream.replay.comparing import UnrelatedTask
 
     policy_id = settings.policy.id
     there = past_requests.versions(url, settings)
@@ -120,7 +120,7 @@ async def _find(
 
 
 def _choose(found: RealComparison, console: Console, file: Path) -> dict[str, "Choice"]:
-    from clawstream.replay.blind import Choice
+    from clawstream.replay.comparing import Choice
 
     choices: dict[str, Choice] = {}
     with file.open("w") as out, contextlib.suppress(KeyboardInterrupt, EOFError):  # what was chosen until then counts

@@ -8,10 +8,11 @@ log is right.
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Protocol, TypeVar
 
 import psycopg
 from sqlalchemy import Engine
@@ -20,9 +21,7 @@ from sqlalchemy.exc import OperationalError
 from clawstream.errors import OperatorError
 from clawstream.projections import database
 from clawstream.projections.rebuild import schemas
-from clawstream.projections.rebuild.overruling import fence, overrule
-from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, on_a_thread
-from clawstream.projections.rebuild.schemas import BUILDING
+from clawstream.projections.rebuild.schemas import BUILDING, fence, overrule
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.progress import (
     LeftOut,
@@ -32,10 +31,34 @@ from clawstream.projections.write.progress import (
     refuse_another_log,
 )
 from clawstream.projections.write.projector import in_batches, partition_rows
-from clawstream.projections.write.rows import TableRow
-from clawstream.projections.write.sorting import Release, UnusableRecords, rows_of
+from clawstream.projections.write.rows import Release, TableRow, UnusableRecords, rows_of
 from clawstream.projections.write.writer import PartitionClaim, TableWriter
-from clawstream.stream.log import Arrived, PartitionId, Undecodable, past_the_end
+from clawstream.stream.log import Arrived, Log, PartitionId, Raw, Undecodable, past_the_end
+
+T = TypeVar("T")
+
+Tell = Callable[[str, int, int], None]  # the work's name, how much is done, of how much
+
+
+class ReplayedLog(Log, Protocol):
+    """What reading again needs of a log."""
+
+    def replay_raw(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes of what `replay` yields."""
+
+
+@asynccontextmanager
+async def on_a_thread(blocking: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """Enter and leave a context that blocks."""
+    value = await asyncio.to_thread(blocking.__enter__)
+    try:
+        yield value
+    except BaseException as error:
+        if not await asyncio.to_thread(blocking.__exit__, type(error), error, error.__traceback__):
+            raise
+    else:
+        await asyncio.to_thread(blocking.__exit__, None, None, None)
+
 
 _BUILD_LOCK = 0x636C6178  # an arbitrary lock number that no other program on this database uses
 HELD_RECORDS = 2000  # the projector is kept waiting for at most so many, unless it reads as fast as we do

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from clawstream.errors import OperatorError, TryLater
 from clawstream.projections.write.chain import Link, blocks, seed
-from clawstream.projections.write.sorting import Release, rows_of
+from clawstream.projections.write.rows import Release, rows_of
 from clawstream.projections.write.writer import PartitionClaim, PartitionRows, TableWriter
 from clawstream.stream.dead_letters import DeadLetter
 from clawstream.stream.log import Arrived, PartitionId, RecordBatch, Undecodable, digest_in

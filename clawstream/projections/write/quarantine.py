@@ -13,7 +13,7 @@ from itertools import groupby
 from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, UnusableEvent
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.projector import Projector
-from clawstream.projections.write.sorting import GROUP, Release, UnusableRecords, released
+from clawstream.projections.write.rows import GROUP, Release, UnusableRecords, released
 from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.log import Arrived, Log, PartitionId, RecordBatch
 from clawstream.stream.quarantine import Quarantine

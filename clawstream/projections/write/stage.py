@@ -16,7 +16,7 @@ from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.progress import refuse_another_log
 from clawstream.projections.write.projector import Projector, batch_of
 from clawstream.projections.write.quarantine import ProjectionQuarantine
-from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.write.rows import GROUP
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.log import Commit, Log, Member, PartitionId
 from clawstream.stream.runner.breaker import FailureRate, flooded

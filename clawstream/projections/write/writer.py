@@ -26,8 +26,7 @@ from clawstream.projections.tables import metadata
 from clawstream.projections.text import escape
 from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.progress import PartitionProgress, partition_progress, waiting
-from clawstream.projections.write.rows import TableRow, columns
-from clawstream.projections.write.sorting import GROUP, Release, UnusableRecords
+from clawstream.projections.write.rows import GROUP, Release, TableRow, UnusableRecords, columns
 from clawstream.stream.dead_letters import MESSAGE_CHARACTERS, DeadLetter, DeadLetterId, Fate
 from clawstream.stream.log import PartitionId
 

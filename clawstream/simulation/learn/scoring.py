@@ -33,9 +33,9 @@ from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import HOST, answers, reserved
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.simulation.runs.figures import VersionScore
-from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
 from clawstream.simulation.runs.programs import ScorerProcess
 from clawstream.simulation.runs.run import People
+from clawstream.simulation.runs.scenarios import MAX_TOKENS, blended, lent
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected, security_of
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from clawstream.simulation.chains import MAX_STEPS, Chain, Operation, drawn, worked_out
 from clawstream.simulation.policy.dialogues import Dialogue, with_hint
-from clawstream.simulation.problems import SumSet
+from clawstream.simulation.problems import MAX_STEPS, Chain, Operation, SumSet, drawn, worked_out
 
 CALCULATOR: Mapping[str, Any] = MappingProxyType(
     {

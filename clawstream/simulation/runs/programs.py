@@ -13,7 +13,7 @@ from typing import Any
 from clawstream.errors import PartUnavailable
 from clawstream.events import BatchPlanned, GroupSettled, PolicyActivated, PolicyPublished, StepRejected, StepTaken
 from clawstream.local.servers.server_process import end_child, start_child
-from clawstream.simulation.chains import MAX_STEPS
+from clawstream.simulation.problems import MAX_STEPS
 from clawstream.simulation.runs.figures import Chat, VersionScore
 from clawstream.simulation.runs.scenarios import STEPS_A_ROUND, ScenarioPrograms
 from clawstream.stream import topics

@@ -27,9 +27,8 @@ from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.counting import Counts, Footprint, counted
 from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
-from clawstream.simulation.runs.own import MAX_TOKENS, blended, lent
 from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, Watch, program
-from clawstream.simulation.runs.scenarios import CASTS, ScenarioPrograms
+from clawstream.simulation.runs.scenarios import CASTS, MAX_TOKENS, ScenarioPrograms, blended, lent
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 

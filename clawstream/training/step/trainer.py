@@ -26,7 +26,7 @@ from clawstream.training.model import Model
 from clawstream.training.publishing import GateMemory
 from clawstream.training.step.batch_loss import BatchLoss, Scored
 from clawstream.training.step.losses import LossFigures, LossSums, figures
-from clawstream.training.step.schedule import Schedule
+from clawstream.training.step.packing import Schedule
 from clawstream.training.torch_model import TorchModel
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from clawstream.inference.sglang import SglangEngine
 from clawstream.projections import database
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.replay import past_requests
-from clawstream.replay.blind import Choice, Pair
+from clawstream.replay.comparing import Choice, Pair
 from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
 from tests.parts.engine.tiny_model import make_config
 from tests.parts.projections.reading import write_all

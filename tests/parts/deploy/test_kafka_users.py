@@ -20,7 +20,7 @@ from clawstream.judging import stage as judging_stage
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.monitoring import reading
 from clawstream.projections import tables
-from clawstream.projections.write import sorting
+from clawstream.projections.write import rows
 from clawstream.refresh import stage as refresh_stage
 from clawstream.samples import stage as samples_stage
 from clawstream.stream.kafka import access as granting
@@ -44,7 +44,7 @@ READS = {  # by group, as the code has it
     "samples": samples_stage.READS,
     "refresh": refresh_stage.READS,
     **{stage.name: stage.reads for stage in GROUPS},
-    sorting.GROUP: tables.TOPICS,
+    rows.GROUP: tables.TOPICS,
     reading.GROUP: reading.TOPICS,
 }
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from clawstream.events import ExchangeCompleted
-from clawstream.projections.write import sorting, stage
-from clawstream.projections.write.rows import TableRow, row
-from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.write import rows as row_module
+from clawstream.projections.write import stage
+from clawstream.projections.write.rows import GROUP, TableRow, row
 from clawstream.projections.write.stage import project
 from clawstream.stream import topics
 from clawstream.stream.dead_letters import DeadLetterMark, Fate, Reason
@@ -47,7 +47,7 @@ def breaking_on(bad: set[Told]) -> Iterator[None]:
             raise ValueError("bad")
         return row(record)
 
-    with patch.object(sorting, "row", made), patch.object(stage, "POLL_S", 0.005):
+    with patch.object(row_module, "row", made), patch.object(stage, "POLL_S", 0.005):
         yield
 
 

@@ -10,8 +10,8 @@ from sqlalchemy.exc import OperationalError
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.events import Event, VoteCast
-from clawstream.projections.audit.comparing import Difference, scratch
-from clawstream.projections.audit.verifying import Audit, Sample, verify
+from clawstream.projections.rebuild.comparing import Difference, scratch
+from clawstream.projections.rebuild.verifying import Audit, Sample, verify
 from clawstream.projections.tables import TOPICS, metadata
 from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.writer import TableWriter

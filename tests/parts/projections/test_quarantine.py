@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from clawstream.stream.dead_letters import Reason
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.rulings import dead_letters
+from clawstream.stream.quarantine import dead_letters
 from tests.examples import examples
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections.quarantined import (

@@ -11,10 +11,10 @@ from clawstream.errors import TryLater
 from clawstream.events import VoteCast
 from clawstream.projections.rebuild import rebuilding
 from clawstream.projections.tables import set_aside
-from clawstream.projections.write import sorting
+from clawstream.projections.write import rows
 from clawstream.projections.write.projector import Projector, in_batches
 from clawstream.projections.write.quarantine import ProjectionQuarantine
-from clawstream.projections.write.sorting import GROUP, Release
+from clawstream.projections.write.rows import GROUP, Release
 from clawstream.projections.write.stage import project
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream import topics
@@ -80,7 +80,7 @@ async def test_who_does_not_own_the_partition_any_more_releases_nothing(emptied:
     old, new = TableWriter(emptied), TableWriter(emptied)
     claim = old.claim([PLACE])[PLACE]
     ours = new.claim([PLACE])[PLACE]
-    made = sorting.rows_of([one async for some in waiting.replay({PLACE: (2, 3)}) for one in some])
+    made = rows.rows_of([one async for some in waiting.replay({PLACE: (2, 3)}) for one in some])
     closed = [
         DeadLetterMark(id=DeadLetterId(GROUP, *PLACE, offset), key=b"a", attempt=1, fate=fate)
         for offset, fate in ((1, Fate.DISCARDED), (2, Fate.REPLAYED))

@@ -11,13 +11,13 @@ from sqlalchemy import Engine, text
 from clawstream.errors import DatabaseMismatch, OperatorError, TryLater
 from clawstream.projections import database
 from clawstream.projections.tables import TOPICS
-from clawstream.projections.write.sorting import GROUP
+from clawstream.projections.write.rows import GROUP
 from clawstream.projections.write.stage import project
 from clawstream.stream import topics
 from clawstream.stream.dead_letters import Fate, Reason
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
-from clawstream.stream.rulings import dead_letters, rule
+from clawstream.stream.quarantine import dead_letters, rule
 from clawstream.stream.runner.breaker import FEWEST
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.projections import one_session

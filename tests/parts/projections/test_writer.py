@@ -10,8 +10,7 @@ from sqlalchemy import Engine, text
 from clawstream.events import Event, SessionDone, TurnOrphaned, TurnPaired
 from clawstream.events.turns import OrphanReason
 from clawstream.projections.write.chain import ChainBlock
-from clawstream.projections.write.rows import TABLE_OF
-from clawstream.projections.write.sorting import UnusableRecords
+from clawstream.projections.write.rows import TABLE_OF, UnusableRecords
 from clawstream.projections.write.writer import _LINKED, PartitionClaim, TableWriter, _linked
 from clawstream.stream.log import PartitionId
 from tests.chaos.reading import marked_twice

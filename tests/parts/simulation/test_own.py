@@ -12,9 +12,9 @@ from clawstream.config import EngineSettings, Settings, TrainingSettings, load
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.servers.server_process import reserved
 from clawstream.simulation.learn.scoring import room
-from clawstream.simulation.runs.own import digest, lent
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import People, Plan, _settings
+from clawstream.simulation.runs.scenarios import digest, lent
 from clawstream.training.step.trainer import Trainer
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model
@@ -135,7 +135,9 @@ async def test_an_engine_that_died_is_named_and_the_others_are_given_back_all_th
             with pytest.raises(ArithmeticError, match="of the run"):
                 await run()
             assert await engine.weight_version() == "0"
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.runs.own"]
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.runs.scenarios"
+    ]
     assert said.startswith(f"engine={dead} state=not given back reason=")
 
 
@@ -155,5 +157,7 @@ async def test_an_engine_that_refuses_its_base_is_named_and_hides_no_error(
 
         with pytest.raises(ArithmeticError, match="of the run"):
             await run()
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.runs.own"]
+    (said,) = [
+        record.getMessage() for record in caplog.records if record.name == "clawstream.simulation.runs.scenarios"
+    ]
     assert said.startswith(f"engine={url} state=not given back reason=")

@@ -18,7 +18,11 @@ from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, 
 from clawstream.simulation.agent import AgentClient, Attempt, attempts
 from clawstream.simulation.agent_scorer import score
 from clawstream.simulation.attempts import Agent, results
-from clawstream.simulation.chains import (
+from clawstream.simulation.opinions import StepJudge
+from clawstream.simulation.policy.calls import HINT, Calls
+from clawstream.simulation.policy.dialogues import HINT_MARKER, Dialogue
+from clawstream.simulation.policy.recipe import RECIPES
+from clawstream.simulation.problems import (
     MAX_STEPS,
     Chain,
     ChainTask,
@@ -29,10 +33,6 @@ from clawstream.simulation.chains import (
     tasks,
     worked_out,
 )
-from clawstream.simulation.opinions import StepJudge
-from clawstream.simulation.policy.calls import HINT, Calls
-from clawstream.simulation.policy.dialogues import HINT_MARKER, Dialogue
-from clawstream.simulation.policy.recipe import RECIPES
 from clawstream.simulation.runs.people import NUM_HELD_OUT, people_of
 
 CHAIN = Chain(start=37, operations=((Operation.ADD, 58), (Operation.TIMES, 4), (Operation.MINUS, 19)))

@@ -11,7 +11,7 @@ from clawstream.errors import OperatorError
 from clawstream.stream.dead_letters import Fate
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.rulings import dead_letters, plain, rule, shown
+from clawstream.stream.quarantine import dead_letters, plain, rule, shown
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.stream.raw import append_bytes
 from tests.unit.stream import queues, toys

@@ -11,7 +11,7 @@ import pytest
 from clawstream.config import Settings
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, StepTaken
-from clawstream.stream import rulings, topics
+from clawstream.stream import quarantine, topics
 from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.kafka import admin
@@ -49,7 +49,7 @@ def letter_at(offset: int, topic: str = topics.SAMPLES) -> str:
 
 
 async def dead_letters(log: MemoryLog) -> list[DeadLetter]:
-    return await rulings.dead_letters(log)
+    return await quarantine.dead_letters(log)
 
 
 async def planned(log: MemoryLog) -> list[str]:
@@ -198,7 +198,7 @@ async def test_what_a_replay_has_that_cannot_be_trained_on_goes_to_the_live_topi
     await trained_until(log, settings(base, tmp_path), 1)
 
     assert len(log.broker.records(QUEUE)) == 1
-    shown = await rulings.shown(log, letter_at(0, place.topic))
+    shown = await quarantine.shown(log, letter_at(0, place.topic))
     assert "response_logprobs has 14 values" in shown["error"]
     assert bytes.fromhex(shown["value_hex"]) == codec().encode(samples[0])
 
@@ -223,7 +223,7 @@ async def test_a_letter_is_not_trained_on_until_it_is_asked_for_and_then_once(ba
     async def replayed() -> bool:
         return await fate(log) is Fate.REPLAYED
 
-    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
+    await quarantine.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     await trained_while(log, chosen, replayed)
     await log.append(SAMPLES[6:])
     await trained_until(log, chosen, 4)
@@ -239,7 +239,7 @@ async def test_a_ruling_wakes_a_trainer_that_has_nothing_else_to_do(base: Path, 
         nonlocal asked
         if not asked and any(isinstance(event, StepTaken) for event in await said(log)):
             asked = True
-            await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
+            await quarantine.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
         return await fate(log) is Fate.REPLAYED
 
     await trained_while(log, settings(base, tmp_path, batch_samples=1), replayed)
@@ -252,14 +252,14 @@ async def test_a_replayed_sample_is_in_its_plan_after_the_trainer_was_killed_bef
 ) -> None:
     first = await set_aside_by_hand(SAMPLES[:4])
     await trained_until(first, settings(base, tmp_path / "one"), 1)
-    await rulings.rule(first, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
+    await quarantine.rule(first, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     events = await trained_until(first, settings(base, tmp_path / "one", max_wait_s=0.1), 2)
     plans = [event for event in events if isinstance(event, BatchPlanned)]
     assert plans[1].sample_ids == (SAMPLES[0].sample_id,)
     assert plans[1].offsets == plans[0].offsets
 
     killed = await set_aside_by_hand(SAMPLES[:4])
-    await rulings.rule(killed, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
+    await quarantine.rule(killed, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     await killed.append(plans[:1])
     await trained_until(killed, settings(base, tmp_path / "two", max_updates=1), 1)
     await killed.append(plans[1:])
@@ -278,7 +278,7 @@ async def test_a_plan_that_names_a_replayed_sample_which_is_refused_since_is_exe
 ) -> None:
     older = await set_aside_by_hand(SAMPLES[:4])
     await trained_until(older, settings(base, tmp_path / "older"), 1)
-    await rulings.rule(older, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
+    await quarantine.rule(older, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     events = await trained_until(older, settings(base, tmp_path / "older", max_wait_s=0.1), 2)
     plans = [event for event in events if isinstance(event, BatchPlanned)]
     assert plans[1].sample_ids == (SAMPLES[0].sample_id,)
@@ -291,7 +291,7 @@ async def test_a_plan_that_names_a_replayed_sample_which_is_refused_since_is_exe
 
     await log.append(plans[:1])
     await trained_until(log, newer, 1)
-    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
+    await quarantine.rule(log, Fate.REPLAY, dead_letter=letter_at(0), stage=None, because=None)
     if refused_before:
         await trained_while(log, newer, refused)
     await log.append(plans[1:])
@@ -310,7 +310,7 @@ async def test_a_ruling_about_samples_that_are_not_trained_on_is_said_to_wait_on
     place = PartitionId(replay_topic(topics.SAMPLES, "again"), 0)
     await log.put([PlacedRecord(place, b"key", codec().encode(SAMPLES[6]), ())])
     await log.set_aside(DeadLetterId("train", *place, 0), error=UnusableEvent("an older version could not"))
-    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(0, place.topic), stage=None, because=None)
+    await quarantine.rule(log, Fate.REPLAY, dead_letter=letter_at(0, place.topic), stage=None, because=None)
 
     await trained_until(log, settings(base, tmp_path), 2)
 
@@ -324,8 +324,8 @@ async def test_a_letter_that_still_cannot_be_used_is_set_aside_again_and_one_tha
     log = log_of([JUNK, replace(SAMPLES[0], **BAD[1]), *SAMPLES[1:4]])
     chosen = settings(base, tmp_path)
     await trained_until(log, chosen, 1)
-    await rulings.rule(log, Fate.DISCARD, dead_letter=letter_at(0), stage=None, because="not ours")
-    await rulings.rule(log, Fate.REPLAY, dead_letter=letter_at(1), stage=None, because=None)
+    await quarantine.rule(log, Fate.DISCARD, dead_letter=letter_at(0), stage=None, because="not ours")
+    await quarantine.rule(log, Fate.REPLAY, dead_letter=letter_at(1), stage=None, because=None)
 
     async def done() -> bool:
         junk, bad = await dead_letters(log)
@@ -352,9 +352,12 @@ async def test_on_a_real_broker_too_what_cannot_be_used_is_copied_as_it_is_and_c
         async with asyncio.timeout(60):
             while not any(isinstance(event, StepTaken) for event in await outside.said(log)):
                 assert not running.done()
-            shown = [await rulings.shown(log, letter_at(offset)) for offset in (0, 1)]
-            await rulings.rule(log, Fate.DISCARD, dead_letter=letter_at(1), stage=None, because="no such token")
-            while [dead_letter.fate for dead_letter in await rulings.dead_letters(log)] != [Fate.OPEN, Fate.DISCARDED]:
+            shown = [await quarantine.shown(log, letter_at(offset)) for offset in (0, 1)]
+            await quarantine.rule(log, Fate.DISCARD, dead_letter=letter_at(1), stage=None, because="no such token")
+            while [one.fate for one in await quarantine.dead_letters(log)] != [
+                Fate.OPEN,
+                Fate.DISCARDED,
+            ]:
                 assert not running.done()
         stop.set()
         await running

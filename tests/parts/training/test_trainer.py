@@ -11,7 +11,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
 from clawstream.training.step.losses import Suffix
-from clawstream.training.step.schedule import Schedule
+from clawstream.training.step.packing import Schedule
 from clawstream.training.step.trainer import EMA_DECAY, Trainer
 from clawstream.training.torch_model import TorchModel
 from tests.parts.training import tiny

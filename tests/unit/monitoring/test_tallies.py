@@ -1,5 +1,6 @@
 """Counts add up in any grouping, and an average over nothing is nothing."""
 
+from dataclasses import asdict
 from functools import reduce
 from operator import add
 
@@ -31,6 +32,19 @@ def total(events: list[Event]) -> EventCounts:
 def test_a_total_is_the_same_in_any_order_and_cut_anywhere(events: list[Event], chance: object, cut: int) -> None:
     shuffled = sorted(events, key=lambda _: chance.random())  # type: ignore[attr-defined]  # hypothesis's Random
     assert total(events) == total(shuffled[:cut]) + total(shuffled[cut:])
+
+
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_an_event_that_comes_twice_counts_twice_in_each_count(kind: type[Event], data: st.DataObject) -> None:
+    event = data.draw(strategies.of(kind))
+    once = asdict(tally(event))
+    longest_ms = once.pop("pause_ms_max")
+    twice = {
+        name: {kind: 2 * number for kind, number in count.items()} if isinstance(count, dict) else 2 * count
+        for name, count in once.items()
+    }
+    assert asdict(total([event, event])) == twice | {"pause_ms_max": longest_ms}
 
 
 @given(st.sampled_from(EVENTS).flatmap(strategies.of))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.cli.learning.real import UNRELATED
-from clawstream.replay.blind import Choice, Pair, PreferenceCounts, UnrelatedTask, tally
+from clawstream.replay.comparing import Choice, Pair, PreferenceCounts, UnrelatedTask, tally
 from tests.unit.replay.unrelated import RIGHT
 
 PAIR = Pair(turn_id="t", request="?", before="old", after="new", after_first=False)

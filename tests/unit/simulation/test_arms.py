@@ -11,7 +11,7 @@ import pytest
 from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
 from clawstream.events import Event, GroupSettled, StepAdvantage, StepTaken
-from clawstream.simulation.chains import MAX_STEPS
+from clawstream.simulation.problems import MAX_STEPS
 from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.programs import Watch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.training.step.schedule import WINDOW_REWARDS, Schedule
+from clawstream.training.step.packing import WINDOW_REWARDS, Schedule
 
 BATCH = 16
 

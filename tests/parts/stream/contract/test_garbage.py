@@ -2,7 +2,7 @@
 
 import pytest
 
-from clawstream.stream import rulings
+from clawstream.stream import quarantine
 from clawstream.stream.avro import codec
 from tests.parts.stream.contract.conftest import AnyLog
 from tests.parts.stream.raw import append_bytes
@@ -49,8 +49,8 @@ async def test_what_others_write_stops_nothing(
     async with toys.running(queues.chain(), log):
         await toys.settled(log, "chain")
     assert (await queues.chained(log))["b"] == [0]
-    found = await rulings.dead_letters(log)
+    found = await quarantine.dead_letters(log)
     assert len(found) == num_letters
     for dead_letter in found:
-        shown = await rulings.shown(log, "/".join(map(str, dead_letter.id)))
+        shown = await quarantine.shown(log, "/".join(map(str, dead_letter.id)))
         assert shown["value_hex"] == b"junk".hex()

@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
-from clawstream.projections.audit.comparing import COMPARED, Difference, Scratch, scratch
-from clawstream.projections.rebuild.overruling import Overruled, overruled_of
-from clawstream.projections.rebuild.replaying import ReplayedLog, Tell, on_a_thread
+from clawstream.projections.rebuild.comparing import COMPARED, Difference, Scratch, scratch
+from clawstream.projections.rebuild.rebuilding import ReplayedLog, Tell, on_a_thread
+from clawstream.projections.rebuild.schemas import Overruled, overruled_of
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.chain import Break, ChainCheck, Link, chain_check
 from clawstream.projections.write.progress import (
@@ -20,8 +20,7 @@ from clawstream.projections.write.progress import (
     partition_progress,
     refuse_another_log,
 )
-from clawstream.projections.write.rows import indexable
-from clawstream.projections.write.sorting import rows_of
+from clawstream.projections.write.rows import indexable, rows_of
 from clawstream.stream.avro import codec
 from clawstream.stream.log import PartitionId, Raw, Undecodable, arrived, digest_of
 

@@ -1,1 +1,0 @@
-"""Whether the tables say what the log says."""
