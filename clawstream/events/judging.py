@@ -90,8 +90,8 @@ class VoteCast(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerdictReached(SessionEvent):
-    """The outcome of the votes on a turn."""
+class _TurnJudged(SessionEvent):
+    """What came of one question about a turn to one judge."""
 
     IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
 
@@ -99,6 +99,12 @@ class VerdictReached(SessionEvent):
     judge: str
     prompt_version: str
     revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictReached(_TurnJudged):
+    """The outcome of the votes on a turn."""
+
     status: VerdictStatus
     score: int | None  # -1, 0 or 1; None below the quorum
     num_positive: int
@@ -109,29 +115,17 @@ class VerdictReached(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HintFound(SessionEvent):
+class HintFound(_TurnJudged):
     """What the next state says the answer should have been like; the longest of the hints offered."""
 
-    IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
-
-    turn_id: str
-    judge: str
-    prompt_version: str
-    revision: int
     hint: str  # stripped, longer than 10 characters
     num_offered: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HintAbsent(SessionEvent):
+class HintAbsent(_TurnJudged):
     """This turn's next state gave no hint, and why."""
 
-    IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
-
-    turn_id: str
-    judge: str
-    prompt_version: str
-    revision: int
     reason: HintAbsence
     num_offered: int
 

@@ -28,6 +28,15 @@ class BaseNamed(PolicyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _VersionEvent(PolicyEvent):
+    """A fact about one version of a policy."""
+
+    IDENTITY: ClassVar[tuple[str, ...]] = ("policy_id", "policy_version")
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopicOffset:
     """The next offset to read of a partition."""
 
@@ -48,12 +57,9 @@ class PlannedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPlanned(PolicyEvent):
+class BatchPlanned(_VersionEvent):
     """What the step that makes `policy_version` trains on; written before the step, and executed as written."""
 
-    IDENTITY: ClassVar = ("policy_id", "policy_version")
-
-    policy_version: int
     parent_version: int
     sample_ids: tuple[str, ...]  # in training order
     offsets: tuple[TopicOffset, ...]  # all records before these are in this batch or an earlier one, or were dropped
@@ -67,12 +73,9 @@ class BatchPlanned(PolicyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTaken(PolicyEvent):
+class StepTaken(_VersionEvent):
     """An optimizer step was taken and its checkpoint is whole on disk. Losses and log-probs in nats."""
 
-    IDENTITY: ClassVar = ("policy_id", "policy_version")
-
-    policy_version: int
     num_samples: int
     num_hinted: int
     num_rewarded: int
@@ -96,12 +99,9 @@ class StepTaken(PolicyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRejected(PolicyEvent):
+class StepRejected(_VersionEvent):
     """A plan's step would have harmed the policy: its version does not exist, and the policy is unchanged."""
 
-    IDENTITY: ClassVar = ("policy_id", "policy_version")
-
-    policy_version: int
     num_samples: int  # used up by it
     reason: str
     step_ms: int
@@ -109,12 +109,9 @@ class StepRejected(PolicyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyPublished(PolicyEvent):
+class PolicyPublished(_VersionEvent):
     """The weights of a version lie at `path`, whole, and engines may take them over."""
 
-    IDENTITY: ClassVar = ("policy_id", "policy_version")
-
-    policy_version: int
     parent_version: int | None  # None: the base
     path: str
     adapter: str | None  # the name under which requests ask for it, if it is a LoRA adapter; None: full weights
@@ -124,12 +121,11 @@ class PolicyPublished(PolicyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyActivated(PolicyEvent):
+class PolicyActivated(_VersionEvent):
     """An engine serves this version from now on."""
 
     IDENTITY: ClassVar = ("policy_id", "policy_version", "engine", "activated_at_ms")
 
-    policy_version: int
     engine: str  # its address
     adapter: str | None  # as published
     pause_ms: float  # how long no token was sampled
@@ -138,12 +134,11 @@ class PolicyActivated(PolicyEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRejected(PolicyEvent):
+class PolicyRejected(_VersionEvent):
     """An engine did not take this version over, and keeps serving what it served."""
 
     IDENTITY: ClassVar = ("policy_id", "policy_version", "engine", "rejected_at_ms")
 
-    policy_version: int
     engine: str
     reason: str
     rejected_at_ms: int

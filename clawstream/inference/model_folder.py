@@ -11,6 +11,8 @@ bytes wherever they came from.
 
 import hashlib
 import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -165,6 +167,34 @@ def files_of(manifest: bytes) -> Sequence[File]:
         if path.is_absolute() or ".." in path.parts or not path.parts or "\\" in file.name:
             raise ValueError(f"it names {file.name!r}, which is not inside the version's folder")
     return files
+
+
+def put_whole(writing: Path, place: Path) -> None:
+    """Force a version's files to disk, then rename their folder to its place; what was there is replaced."""
+    for path in [*writing.rglob("*"), writing]:
+        _sync(path)
+    if place.exists():
+        remove_whole(place)
+    writing.rename(place)
+    _sync(place.parent)
+
+
+def remove_whole(folder: Path) -> None:
+    """Remove a version; it is renamed first, so an interrupted removal leaves no half of it in its place."""
+    aside = folder.with_name(f".removing-{folder.name}")
+    if aside.exists():
+        shutil.rmtree(aside)
+    folder.rename(aside)
+    _sync(folder.parent)
+    shutil.rmtree(aside)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 _WEIGHTS = frozenset({".safetensors", ".bin"})

@@ -32,13 +32,13 @@ from clawstream.projections import database
 from clawstream.stream import topics
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected, security_of
+from clawstream.stream.log import EventLog
 from clawstream.stream.stage import Record
-from clawstream.weights.stage import RolloutLog
 
 log = logging.getLogger(__name__)
 
 
-async def name_base(policy_log: RolloutLog, settings: Settings) -> None:
+async def name_base(policy_log: EventLog, settings: Settings) -> None:
     """Write the base of the settings' policy to the log, if the log names none yet.
 
     Raises OtherBase where the policy began with another one, ConfigError where the folder can't be read.
@@ -53,7 +53,7 @@ async def name_base(policy_log: RolloutLog, settings: Settings) -> None:
     log.info("base_named policy=%s path=%s model=%s", policy_id, base.path, (base.model_sha256 or "unseen")[:12])
 
 
-async def _of_policy(policy_log: RolloutLog, policy_id: str) -> list[PolicyEvent]:
+async def _of_policy(policy_log: EventLog, policy_id: str) -> list[PolicyEvent]:
     batches = policy_log.follow([topics.POLICY], "earliest", until_end=True)
     found = [record.event async for records in batches for record in records if isinstance(record, Record)]
     return [event for event in found if isinstance(event, PolicyEvent) and event.policy_id == policy_id]

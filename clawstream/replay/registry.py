@@ -3,28 +3,24 @@
 A range ends at an offset that existed when the replay began, so later writes change nothing.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from clawstream.errors import ConfigError
-from clawstream.events import Event, OffsetRange, ReplayEnded, ReplayStarted, SamplesPromoted, VotesFrom
+from clawstream.events import OffsetRange, ReplayEnded, ReplayStarted, SamplesPromoted, VotesFrom
 from clawstream.events.control import promotions
 from clawstream.projections.look.tail import start_ms
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, Log, PartitionId, PlacedRecord, Start
+from clawstream.stream.log import EventLog, Log, PartitionId, PlacedRecord, Start
 from clawstream.stream.stage import Record
 
 
-class ReplayLog(Log, Protocol):
+class ReplayLog(Log, EventLog, Protocol):
     """What a replay needs of a log."""
 
-    async def append(self, events: Sequence[Event]) -> None: ...
     async def put(self, records: Sequence[PlacedRecord]) -> None: ...
     async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]: ...
-    def follow(
-        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]: ...
 
 
 async def frozen(

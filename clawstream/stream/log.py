@@ -150,6 +150,15 @@ class Member(Protocol):
         """Return whether every record that the partition had at the last fetch has been polled."""
 
 
+class EventLog(Protocol):
+    """The part of a log that writes events and reads them in the order of their partitions."""
+
+    async def append(self, events: Sequence[Event]) -> None: ...
+    def follow(
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
+    ) -> AsyncIterator[Sequence[Arrived]]: ...
+
+
 class Log(Protocol):
     """What runner, projector and trainer need of a log."""
 

@@ -7,7 +7,6 @@ So a folder whose manifest agrees with its files is complete, whatever was inter
 import hashlib
 import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Callable, Container, Iterator
@@ -22,6 +21,8 @@ from clawstream.inference.model_folder import (
     ADAPTER_CONFIG,
     MANIFEST,
     File,
+    put_whole,
+    remove_whole,
     sha256_of_file,
     version_name,
 )
@@ -88,12 +89,7 @@ def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path]
         if p.is_file()
     )
     (writing / MANIFEST).write_bytes(_manifest(plan, step, files))
-    for path in [*writing.rglob("*"), writing]:
-        _sync(path)
-    if target.exists():
-        _remove(target)
-    writing.rename(target)
-    _sync(root)
+    put_whole(writing, target)
     return read(target, contents=False)
 
 
@@ -138,7 +134,7 @@ def prune(root: Path, *, keep: int, needed: Container[int | None]) -> tuple[int,
     complete = sorted(v for v in _versions(root) if (root / version_name(v) / MANIFEST).exists())
     removed = tuple(v for v in complete[: -max(keep, 1)] if v not in needed)
     for version in removed:
-        _remove(root / version_name(version))
+        remove_whole(root / version_name(version))
     return removed
 
 
@@ -189,21 +185,3 @@ def _unusable(folder: Path, name: str, found: str, expected: str) -> UnusableChe
         f"checkpoint {folder}: {name}: found {found}, expected {expected}. It is not loaded. Remove the folder to go "
         "on from the version before, or restore it from a backup."
     )
-
-
-def _remove(folder: Path) -> None:
-    """Rename the folder first, so that an interrupted removal leaves no half of it in its place."""
-    aside = folder.with_name(f".removing-{folder.name}")
-    if aside.exists():
-        shutil.rmtree(aside)
-    folder.rename(aside)
-    _sync(folder.parent)
-    shutil.rmtree(aside)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,7 +8,6 @@ version of an earlier policy has another folder. Bytes that arrived before a con
 import asyncio
 import hashlib
 import logging
-import os
 import re
 import shutil
 from collections.abc import AsyncIterator, Collection
@@ -22,7 +21,15 @@ from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import PolicyPublished
 from clawstream.inference.http_borders import bearer
-from clawstream.inference.model_folder import MANIFEST, File, files_of, sha256_of_file, version_name
+from clawstream.inference.model_folder import (
+    MANIFEST,
+    File,
+    files_of,
+    put_whole,
+    remove_whole,
+    sha256_of_file,
+    version_name,
+)
 from clawstream.locks import locked
 
 log = logging.getLogger(__name__)
@@ -96,7 +103,7 @@ class Fetcher:
         try:
             for path in self._folder.iterdir():
                 if _OURS.fullmatch(path.name) and path.name.removeprefix(".fetching-") not in kept:
-                    _remove(path)
+                    (shutil.rmtree if path.name.startswith(".") else remove_whole)(path)
         except OSError as error:
             raise TryLater(f"{self._folder}: old versions can't be removed: {error}") from error
 
@@ -149,25 +156,7 @@ def _name(version: PolicyPublished) -> str:
 
 def _put(fetching: Path, manifest: bytes, place: Path) -> None:
     (fetching / MANIFEST).write_bytes(manifest)
-    for path in [*fetching.rglob("*"), fetching]:
-        _sync(path)
-    fetching.rename(place)
-    _sync(place.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(folder: Path) -> None:
-    """Remove the folder, renamed first: a removal that is interrupted leaves no half of it under its name."""
-    if not folder.name.startswith("."):
-        folder = folder.rename(folder.with_name(f".removing-{folder.name}"))
-    shutil.rmtree(folder)
+    put_whole(fetching, place)
 
 
 def _num_begun_bytes(path: Path) -> int:

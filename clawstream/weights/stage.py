@@ -14,13 +14,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyPublished
 from clawstream.inference.engine import EngineRefused
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, Start
+from clawstream.stream.log import EventLog
 from clawstream.stream.stage import Record
 from clawstream.weights.fetching import Fetcher
 from clawstream.weights.rollout import Rollout, due, forgettable, learn
@@ -34,18 +33,9 @@ DRAIN_S = 60.0  # in which requests may still begin under an adapter that a newe
 LONGEST_WAIT_S = 60.0  # between two tries to fetch a version
 
 
-class RolloutLog(Protocol):
-    """The part of a log that the policy topic needs."""
-
-    async def append(self, events: Sequence[Event]) -> None: ...
-    def follow(
-        self, topics: Sequence[str], start: Start, *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]: ...
-
-
 async def keep_current(
     engines: Sequence[SwappingEngine],
-    policy_log: RolloutLog,
+    policy_log: EventLog,
     *,
     policy_id: str,
     stop: asyncio.Event,
@@ -88,7 +78,7 @@ class _Board:
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Condition()
 
-    async def read(self, policy_log: RolloutLog, *, until_end: bool = False) -> None:
+    async def read(self, policy_log: EventLog, *, until_end: bool = False) -> None:
         """Go on where the last reading ended."""
         starts = dict(self._next_offsets)
         async for records in policy_log.follow([topics.POLICY], starts, until_end=until_end):
@@ -188,7 +178,7 @@ class _Keeper:
 
     engine: SwappingEngine
     board: _Board
-    policy_log: RolloutLog
+    policy_log: EventLog
     turns: _Turns
     model_path: Path | None
     drain_s: float

@@ -9,7 +9,7 @@ A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -19,7 +19,6 @@ from clawstream.config import Settings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     BatchPlanned,
-    Event,
     GroupSettled,
     PolicyPublished,
     RefreshAsked,
@@ -30,7 +29,7 @@ from clawstream.events import (
 from clawstream.events.control import promotions
 from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, PartitionId, Start, Undecodable
+from clawstream.stream.log import Arrived, EventLog, PartitionId, Undecodable
 from clawstream.stream.runner.offset_reset import ResettableLog
 from clawstream.stream.stage import HEARD_MS
 from clawstream.stream.topics import replay_topic
@@ -106,13 +105,8 @@ def grown(dropped: Mapping[DropReason, int], logged: Counter[DropReason]) -> dic
 log = logging.getLogger(__name__)
 
 
-class TrainingLog(ResettableLog, Protocol):
+class TrainingLog(ResettableLog, EventLog, Protocol):
     """The part of a log that training needs."""
-
-    async def append(self, events: Sequence[Event]) -> None: ...
-    def follow(
-        self, topics: Sequence[str], start: Start, *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]: ...
 
 
 class Following:

@@ -39,7 +39,7 @@ class PolicyTopic:
             self._more.notify_all()
 
     async def follow(
-        self, topics: Sequence[str], start: Start, *, until_end: bool = False
+        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncIterator[Sequence[Arrived]]:
         assert list(topics) == [POLICY]
         assert isinstance(start, dict)
