@@ -11,6 +11,7 @@ import json
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import orjson
@@ -268,7 +269,6 @@ def _parts(request: Request, used: Sequence[EchoedAnswer]) -> list[tuple[bytes, 
 
 
 def _call_ids(echo: Message) -> bytes:
-    """The ids by which results name the calls of an echoed answer."""
     return _json([normal_call_id(str(call.get("id", ""))) for call in echo.get("tool_calls") or ()])
 
 
@@ -285,13 +285,8 @@ def _longest_begun(
     beginning: bytes, steps: tuple[_Step, ...], known: Sequence[Continued]
 ) -> tuple[Continued | None, int]:
     """Return the known prompt with the longest common beginning, and how many steps it shares."""
-    longest: tuple[Continued | None, int] = (None, 0)
-    for prompt in known:
-        if prompt.beginning == beginning:
-            num_steps = num_equal(prompt.steps, steps)
-            if longest[0] is None or num_steps > longest[1]:
-                longest = (prompt, num_steps)
-    return longest
+    begun = ((prompt, num_equal(prompt.steps, steps)) for prompt in known if prompt.beginning == beginning)
+    return max(begun, key=itemgetter(1), default=(None, 0))
 
 
 def _under_sampled_ids(echo: Message, answer: Message, between: Sequence[Message]) -> list[Message]:

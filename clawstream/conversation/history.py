@@ -231,7 +231,6 @@ def reaction(asked: Sequence[bytes], history: Sequence[bytes], next_state: Seque
 
 
 def _without(message: Message, num_lines: int) -> Message:
-    """Return a user's message without its first `num_lines` lines."""
     content = message["content"]
     kept: list[object] = []
     for part in [content] if isinstance(content, str) else content:

@@ -1,11 +1,10 @@
 """The messages of a request: who wrote what, which are the conversation, and their content in comparable form. Pure.
 
 An answer is recognised by its content: clients rewrite ids of tool calls, leave reasoning out and send text as parts.
-Between two messages of a person a client asks the model for things of its own, such as a heartbeat. Those questions and
-their answers are no part of the conversation, nor are system messages and a client's blocks for one request alone. A
-client's report (a helper's result, an interruption) is the environment's. What a client writes for the model alone (an
-instruction to go on, a frame around words) is the client's, and gone from its next history. The patterns are OpenClaw
-2026.9.6's, by its source, Codex's and Claude Code's.
+No part of the conversation: a client's own questions (such as a heartbeat) with their answers, system messages, and
+blocks for one request alone. A client's report (a helper's result, an interruption) is the environment's; what it
+writes for the model alone is gone from its next history. The patterns are those of OpenClaw 2026.9.6, Codex and Claude
+Code.
 """
 
 import json

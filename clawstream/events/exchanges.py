@@ -116,8 +116,8 @@ class RequestDelta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeCompleted(SessionEvent):
-    """An answer that was generated to its end; acknowledged by Kafka before the client sees how it finished."""
+class _ExchangeEvent(SessionEvent):
+    """What became of an accepted request."""
 
     IDENTITY: ClassVar = ("exchange_id",)
 
@@ -127,6 +127,12 @@ class ExchangeCompleted(SessionEvent):
     key_name: str | None  # the name of the API key that was shown; None: no keys were asked for
     model: str  # as the client named it
     request: RequestDelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeCompleted(_ExchangeEvent):
+    """An answer that was generated to its end; acknowledged by Kafka before the client sees how it finished."""
+
     request_sha256: str  # of the whole body without stream options; equal for a retry
     retry_count: int | None  # what the client's retry header says; None: no such header
     sampling: Sampling
@@ -149,17 +155,9 @@ class ExchangeCompleted(SessionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeFailed(SessionEvent):
+class ExchangeFailed(_ExchangeEvent):
     """An accepted request whose answer the client did not get to its end."""
 
-    IDENTITY: ClassVar = ("exchange_id",)
-
-    exchange_id: str
-    turn_type: TurnType
-    client: str
-    key_name: str | None
-    model: str
-    request: RequestDelta
     reason: FailureReason
     status: int | None  # the engine's HTTP status; None: there was none
     detail: str
@@ -167,9 +165,7 @@ class ExchangeFailed(SessionEvent):
     output_ids: TokenIds  # what had been sampled by then
     received_at_ms: int
     finished_at_ms: int
-    message: bytes | None = (
-        None  # what a client that went away had been sent, as JSON; None: nothing, or one of several answers
-    )
+    message: bytes | None = None  # as JSON, what a client that left had been sent; None: nothing, or several answers
     num_sent_tokens: int | None = None  # so many output_ids were sent; None, here and in the next three: no `message`
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
     versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile

@@ -24,6 +24,8 @@ class StepDropReason(StrEnum):
 class GroupEvent(Event):
     """A fact about one group."""
 
+    IDENTITY: ClassVar[tuple[str, ...]] = ("group_id",)
+
     group_id: str
 
     @property
@@ -67,8 +69,6 @@ class TrajectoryEnded(GroupEvent):
 class GroupWaited(GroupEvent):
     """`wait_s` passed since the first attempt ended, on the clock of attempts' ends; the others are not waited for."""
 
-    IDENTITY: ClassVar = ("group_id",)
-
     wait_s: float
 
 
@@ -96,8 +96,6 @@ class StepDropped:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSettled(GroupEvent):
     """The advantages of a group; every step of its trajectories is listed once."""
-
-    IDENTITY: ClassVar = ("group_id",)
 
     trajectories: tuple[str, ...]  # ids of the TrajectoryEnded that it rests on
     complete: bool  # False: the wait ended before all attempts had ended with an outcome

@@ -131,17 +131,13 @@ class HintAbsent(_TurnJudged):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TeacherScored(SessionEvent):
-    """Two engines' log-probs of a hinted turn's answer, token by token, or why there are none.
+class TeacherScored(_TurnJudged):
+    """Two engines' log-probs of the answer that a judge's hint is about, token by token, or why there are none.
 
     The teacher's prompt has the hint; the student's, which is the policy's own, has not. Engines compute both at
     temperature 1, so the difference comes from hint and weights, not from arithmetic.
     """
 
-    turn_id: str
-    judge: str  # this and the next two name the hint
-    prompt_version: str
-    revision: int
     teacher: str  # model and endpoint, "qwen3-32b@teacher.internal:30000"
     scored_sha256: str  # of the token ids that were scored: `sha256_of` hinted prompt, prompt and response
     policy_id: str

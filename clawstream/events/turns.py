@@ -20,10 +20,8 @@ class OrphanReason(StrEnum):
 class TurnPaired(SessionEvent):
     """The answer of exchange `turn_id` came back in the history of `next_exchange_id`: it was delivered.
 
-    An interrupted answer was delivered in part: the history goes on after the messages it answered, with or without
-    that part.
-    The next state is the messages at `next_state` in that request: one reply of the user, or the results of all
-    parallel tool calls; a client's own blocks are left out.
+    An interrupted answer was delivered in part; the history goes on behind the question, with or without that part. The
+    next state is one reply of the user, or the results of all parallel tool calls, without a client's own blocks.
     """
 
     IDENTITY: ClassVar = ("turn_id",)

@@ -1,12 +1,9 @@
 """A model's folder: what it says of the model, which base a policy begins with, and the folders of its versions.
 
-A folder that can't be seen from here is no error: an engine may run on another machine, or name its model by a hub's
-id. A model may have more embeddings than its tokenizer has tokens; many are padded.
-
-A sample is tokens and log-probs of one model, and means nothing to another. So the policy topic names the base by its
-hashes, and every part that has a base looks there before it does anything. A version's manifest names every file with
-its size and sha256, and the policy topic names the manifest's sha256, so a reader of the log can check a version's
-bytes wherever they came from.
+A folder that can't be seen from here is no error, since an engine may run on another machine. A sample means nothing to
+another model, so the policy topic names the base by its hashes, and every part compares its own base first. The topic
+also names the sha256 of each version's manifest, and the manifest that of each file, so the bytes of a version can be
+checked wherever they came from.
 """
 
 import hashlib

@@ -238,8 +238,6 @@ def _stream_refusal(refused: RequestRefused) -> Response:
 
 
 class _Control:
-    """Every route but /generate."""
-
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
@@ -301,11 +299,8 @@ class _Control:
         return answer(content, 200 if outcome.success else 400)
 
     async def load_lora(self, body: dict[str, Any]) -> Response:
-        return self._lora(
-            await self._backend.load_lora(
-                read_text("lora_name", body.get("lora_name")), read_text("lora_path", body.get("lora_path"))
-            )
-        )
+        name, path = (read_text(key, body.get(key)) for key in ("lora_name", "lora_path"))
+        return self._lora(await self._backend.load_lora(name, path))
 
     async def unload_lora(self, body: dict[str, Any]) -> Response:
         return self._lora(await self._backend.unload_lora(read_text("lora_name", body.get("lora_name"))))

@@ -1,11 +1,9 @@
 """A model's tokenizer: how it is loaded, and what templates get of it. A text is encoded once, and its marks are text.
 
 Only the template puts a mark into a prompt. Marks that templates themselves write as text (those of thinking and of
-tool calls) can't be told from a user's text and stay marks, as in the families' own templates. A template's code walks
-over each id of a prompt several times, but never looks at the ids of plain text. So a long text passes through it as
-one id, a LongText, and `spread` puts its ids in that place afterwards.
-
-Some folders bring their tokenizer as Python code, which is run only where the settings trust it; nobody is asked.
+tool calls) can't be told from a user's text and stay marks. A template's code walks over each id of a prompt several
+times, but never looks at the ids of plain text. So a long text passes through it as one id, a LongText, and `spread`
+puts its ids in that place afterwards. A folder's own Python code is run only where the settings trust it.
 """
 
 import json
@@ -98,7 +96,6 @@ class RememberingTokenizer(_Wrapper):
         return ids
 
     def _remember(self, text: str, ids: tuple[int, ...]) -> None:
-        """Keep the newest texts, up to so many tokens in all."""
         with self._changing:
             if text in self._encoded or len(ids) > self._max_tokens // 8:
                 return

@@ -1,9 +1,8 @@
 """A client's messages and options as a family's template takes them. Pure.
 
-Messages that a template can't take are rewritten, never refused, and in the same way for rendered prompts and for those
-that go on from sampled tokens. The template itself is probed, as checkpoints of one family differ. Equal histories get
-equal ids of calls. A request sets only variables that the model's own template names: `apply_chat_template` also takes
-arguments that replace the template, pad a prompt to any length or pass options to the tokenizer.
+Messages that a template can't take are rewritten, never refused; equal histories get equal ids of calls. The template
+itself is probed, as checkpoints of one family differ. A request sets only variables that the model's own template
+names: `apply_chat_template` also takes arguments that replace the template or pad a prompt to any length.
 """
 
 import hashlib

@@ -1,10 +1,8 @@
 """The gate of one step: it measures where the step leads, and refuses an outcome that may not be published.
 
-A refusal raises StepRefused, and the trainer has to be restored before it is used again.
-
-Nothing here has a gradient or changes the policy. The way that a step should go is worked out apart from the loss, so
-that a loss with a wrong sign shows. Where several processes train the policy, each measures its share and gets the
-others', so that all of them decide by the same numbers.
+A refusal raises StepRefused; then the trainer has to be restored. Nothing here has a gradient or changes the policy.
+The way that a step should go is worked out apart from the loss, so a loss with a wrong sign shows. Where several
+processes train the policy, each measures its share, and all decide by the same numbers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,13 +65,8 @@ class Gate:
         self._stopped = [*map(stopped, chosen), *(c.stopped for c in memory.canaries)]
         self._before = self._measured(self._suffixes)
         self._ahead = self._before[: len(self._chosen)]
-        ways = model.together(
-            {
-                index: self._way(scored, mine.index(index), seen)
-                for index, seen in zip(self._chosen, self._before, strict=False)
-                if index in mine
-            }
-        )
+        seen = zip(self._chosen, self._before, strict=False)
+        ways = model.together({at: self._way(scored, mine.index(at), one) for at, one in seen if at in mine})
         self._wanted = [ways[index] for index in self._chosen]
 
     def look_ahead(self, learning_rate: float) -> None:
@@ -103,7 +96,6 @@ class Gate:
             raise StepRefused(refusal)
 
     def _misspoken(self, seed: int) -> str | None:
-        """Return what is wrong with most of the answers that the policy now writes; None: nothing."""
         asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._suffixes))]
         answers = write(
             self._model, [self._suffixes[place] for place in asked], limit_tokens=WRITTEN_TOKENS, seed=seed,
@@ -147,7 +139,6 @@ def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | No
 
 
 def _spread(num: int, at_most: int) -> list[int]:
-    """Return `at_most` indices below `num`, spread evenly."""
     count = min(num, at_most)
     return [position * num // count for position in range(count)]
 

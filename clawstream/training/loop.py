@@ -73,8 +73,6 @@ async def train(
 
 
 class _Loop:
-    """A policy in training: its samples, its checkpoints and what the log says of it."""
-
     def __init__(
         self, settings: Settings, training_log: TrainingLog, thread: ThreadPoolExecutor, retraining: Retraining | None
     ) -> None:
@@ -202,7 +200,6 @@ class _Loop:
         )
 
     def _rollback(self) -> BatchPlanned | None:
-        """Return the plan of the rollback that was last asked for: a step without samples."""
         asked = self._progress.rollback(self.samples.rollbacks)
         if asked is None:
             return None

@@ -56,14 +56,10 @@ def _application(versions: Path, key: str | None) -> web.Application:
             raise web.HTTPUnauthorized(text="the key is missing or another; set weights.api_key as the trainer has it")
         folder, name = versions / request.match_info["version"], request.match_info["name"]
         manifest = folder / MANIFEST
-        if not manifest.is_file() or not (name == MANIFEST or name in _names(manifest)):
+        if not manifest.is_file() or name not in {MANIFEST, *(file.name for file in files_of(manifest.read_bytes()))}:
             raise web.HTTPNotFound(text=f"{request.path}: this trainer does not have it, or not any more")
         return web.FileResponse(folder / name)
 
     app = web.Application(middlewares=[guard_origin])
     app.add_routes([web.get(r"/versions/{version:v\d{6,18}}/{name:.+}", file)])
     return app
-
-
-def _names(manifest: Path) -> set[str]:
-    return {file.name for file in files_of(manifest.read_bytes())}

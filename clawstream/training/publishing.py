@@ -1,11 +1,9 @@
 """Whether a step's outcome may be published, and what the next step's gate has to know of the past. Pure.
 
-The one rule: a step is rejected only where it is certainly bad. A measurement on a few answers is an interval over
-them, and its nearer end has to lie beyond the bound; too few answers for an interval reject nothing. Numbers that are
-not finite need no interval.
-
-All measurements are on samples: recent ones, of the step itself, and the first that the policy was ever trained on. An
-evaluation asks in side turns, of which no sample is made, so its questions are never among them.
+The one rule: a step is rejected only where it is certainly bad. A measurement is an interval over a few answers, and
+its nearer end has to lie beyond the bound; too few answers reject nothing, numbers that are not finite always do.
+The answers are those of the step's own samples and of the first that the policy was ever trained on, never those of an
+evaluation: it asks in side turns, of which no sample is made.
 """
 
 from collections.abc import Mapping, Sequence

@@ -126,7 +126,6 @@ class Stepper:
 
 
 def _advantages(plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> tuple[float, ...] | None:
-    """Return the plan's advantages of these samples; None: the plan has none."""
     if plan.advantages is None:
         return None
     by_id = dict(zip(plan.sample_ids, plan.advantages, strict=True))

@@ -108,14 +108,12 @@ class Fetcher:
             raise TryLater(f"{self._folder}: old versions can't be removed: {error}") from error
 
     async def _manifest(self, version: PolicyPublished) -> tuple[bytes, list[File]]:
-        """Return the manifest, and the files in it that engines need."""
         raw = b"".join([piece async for piece in self._read(version, MANIFEST, 0, MANIFEST_BYTES)])
         found = hashlib.sha256(raw).hexdigest()
         if found != version.manifest_sha256:
             raise TryLater(
-                f"{self._url}: the manifest of version {version.policy_version} has sha256 {found[:12]}, but the log "
-                f"says {(version.manifest_sha256 or '')[:12]}. It is not loaded. Is weights.url another policy's "
-                "trainer?"
+                f"{self._url}: the manifest of version {version.policy_version} has sha256 {found[:12]}, and the log "
+                f"says {(version.manifest_sha256 or '')[:12]}. Is weights.url another policy's trainer?"
             )
         try:
             return raw, [file for file in files_of(raw) if file.is_for_engines]

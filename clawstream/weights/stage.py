@@ -1,10 +1,10 @@
 """Keep every engine on the newest published version, one engine after the other, so that one always serves.
 
 The engine itself is asked what it serves, so one that comes back with old weights is brought up to date like any other.
-An engine that is away gets no turn, and one that answers nothing for TURN_S in the middle of its turn loses it. A
-process that was killed in the middle of a swap may have left an engine paused, so each engine is told to resume first.
-After our start, after an error, or where the engine serves something else than the log says, the next takeover empties
-the engine's cache: a gateway may have put requests of older weights under keys that name newer ones.
+An engine that answers nothing for TURN_S in the middle of its turn loses it. A process that was killed in a swap may
+have left an engine paused, so each is told to resume first. After our start, after an error, or where the engine serves
+something else than the log says, the next takeover empties its cache: a gateway may have put requests of older weights
+under keys that name newer ones.
 """
 
 import asyncio
@@ -143,8 +143,6 @@ class _Board:
 
 
 class _Turns:
-    """Lets one engine at a time take a version over."""
-
     def __init__(self, turn_s: float) -> None:
         self._turn_s = turn_s
         self._taken = asyncio.Lock()
@@ -174,8 +172,6 @@ class _Turns:
 
 @dataclass(slots=True, eq=False)
 class _Keeper:
-    """Keeps one engine current."""
-
     engine: SwappingEngine
     board: _Board
     policy_log: EventLog

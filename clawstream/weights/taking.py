@@ -7,10 +7,9 @@
   we do not know): running requests are retracted, the cache is emptied, and they are computed again.
 - Adapters, each under a name of its own: nothing is paused.
 
-Full weights whose tensors don't fit the model that the engine serves are never shown to it. SGLang (0.5.23) copies a
-checkpoint tensor by tensor into the weights it serves; at the first that does not fit its process ends, and a missing
-tensor keeps its old numbers without an error. The engine's model is read at the path that the engine names, else in the
-policy's own folder; where neither can be seen from here, the engine is left to judge.
+Full weights whose tensors don't fit the engine's model are never shown to it. SGLang (0.5.23) copies a checkpoint
+tensor by tensor; at the first that does not fit its process ends, and a missing one keeps its old numbers without an
+error. The model is read at the path that the engine names, else in the policy's own folder, else not compared.
 """
 
 import asyncio
@@ -161,10 +160,9 @@ async def take_over(
 async def swap(
     engine: SwappingEngine, version: PolicyPublished, now_ms: Callable[[], int], *, afresh: bool = False
 ) -> PolicyActivated | PolicyRejected:
-    """Let `engine` take full weights over; return the outcome.
+    """Let `engine` take full weights over, as `take_over` does.
 
-    The pause is measured from the call to pause until the engine samples again, an upper bound of what clients see. The
-    engine is told to go on in any case. Raises TryLater when it does not answer.
+    The pause is measured from the call to pause until the engine samples again, an upper bound of what clients see.
     """
     started = time.perf_counter()
     refusal: str | None = None

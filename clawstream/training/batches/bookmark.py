@@ -1,8 +1,7 @@
 """Where a policy's trainer stopped on the log, and how far it has to read for a group.
 
-A trainer goes on only on the log that it stopped on, and never later than where it stopped. A sample that is read twice
-is used once, since the plans say which samples are used up. A sample is written before its group's settlement, so it
-lies below the partitions' ends as they are once the settlement has been read.
+A trainer never goes on later than where it stopped; the plans say which samples are used up. A sample is written before
+its group's settlement, so it lies below the ends that the partitions have once the settlement is read.
 """
 
 import logging
@@ -112,13 +111,8 @@ class Horizon:
                 self._ahead = await self._log.end_offsets(self._topics), self._unsure
                 self._unsure, self._begun = [], True
             ends, groups = self._ahead
-            if any(_is_unread(positions.get(place), end) for place, end in ends.items()):
+            if any(positions.get(place, 0) < end for place, end in ends.items()):
                 break
             found = [*(found or []), *groups]
             self._ahead = None
         return found
-
-
-def _is_unread(position: int | None, end: int) -> bool:
-    """Return whether records below `end` are unread; `position` None: the partition is new and unread."""
-    return end > 0 if position is None else position < end

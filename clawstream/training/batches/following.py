@@ -1,8 +1,6 @@
 """The samples that a policy is trained on: the live ones, those of the promoted replay, or those of one replay.
 
-Reading begins where the newest executed plan ends, so the samples of plans that are still to be executed are read
-again.
-
+Reading begins where the newest executed plan ends, so samples of plans that are still to be executed are read again.
 A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines stay few however many samples come.
 """
 
@@ -115,13 +113,9 @@ class Following:
     batcher: Batcher
 
     def __init__(
-        self,
-        settings: Settings,
-        training_log: TrainingLog,
-        progress: PolicyProgress,
-        retraining: Retraining | None,
+        self, settings: Settings, training_log: TrainingLog, progress: PolicyProgress, retraining: Retraining | None,
         limits: ModelLimits,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._settings = settings
         self._log = training_log
         self._progress = progress

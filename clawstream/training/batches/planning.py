@@ -249,7 +249,7 @@ class Batcher:
             return DropReason.REPEATED
         if sample.policy_id != rules.policy_id:
             return DropReason.OTHER_POLICY
-        if self._is_late(sample):
+        if any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.answer_id, ())):
             return DropReason.LATE
         if not rules.grouped:
             revision = _revision(sample)
@@ -270,23 +270,14 @@ class Batcher:
         samples = tuple(arrival.sample for arrival in self._chosen.values())
         return Batch(samples=samples, offsets=self._offsets(without=self._chosen), advantages=advantages)
 
-    def _is_late(self, sample: SampleAssembled) -> bool:
-        """Return whether a plan names a revision of the sample's turn."""
-        return any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.answer_id, ()))
-
     def _keep_late(self, arrival: Arrival) -> None:
         """Have the turn's prompt answered again, once, where the late sample is newer than the planned revision."""
         sample = arrival.sample
+        planned = self._turns.get(sample.answer_id, {}).items()
         is_new = sample.turn_id not in self._asked and sample.turn_id not in self._late
         counts = self._rules.refreshes and sample.refreshed_id is None and sample.hint is not None
-        if is_new and counts and self._is_after_planned(sample):
+        if is_new and counts and all(r < _revision(sample) for judge, r in planned if _is_one(judge, _judge(sample))):
             self._late[sample.turn_id] = arrival
-
-    def _is_after_planned(self, sample: SampleAssembled) -> bool:
-        planned = self._turns.get(sample.answer_id, {})
-        return all(
-            revision < _revision(sample) for judge, revision in planned.items() if _is_one(judge, _judge(sample))
-        )
 
     def _rivals(self, sample: SampleAssembled) -> list[Arrival]:
         """Return the waiting revisions of the sample's turn; there is at most one."""

@@ -6,6 +6,7 @@ and a step that is taken again must have the same outcome.
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import (
@@ -54,11 +55,8 @@ class PolicyProgress:
 
         Numbers of rejected steps after `version` count too, up to the first plan that is still to be executed.
         """
-        for plan in first_plans(self.plans):
-            if plan.policy_version > version and plan.policy_version not in self.rejected:
-                break
-            version = max(version, plan.policy_version)
-        return version
+        first_open = min((plan.policy_version for plan in self.pending(version)), default=inf)
+        return max([version, *(plan.policy_version for plan in self.plans if plan.policy_version < first_open)])
 
     def pending(self, version: int) -> list[BatchPlanned]:
         """Return the plans that are still to be executed, in order; `version` is the newest one on disk."""

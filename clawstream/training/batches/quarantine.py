@@ -103,7 +103,6 @@ class TrainingQuarantine(Quarantine):
             batcher.receive(arrival(record, sample, again=True))
 
     def _tell(self, dead_letter: DeadLetter, topic: str) -> None:
-        """Log once that a ruling can't be carried out by this trainer."""
         if dead_letter.fate in (Fate.REPLAY, Fate.DISCARD) and dead_letter.id not in self._told:
             self._told.add(dead_letter.id)
             why = f"only a trainer of these samples does it, and this one reads {topic}"

@@ -1,10 +1,8 @@
 """What a sample has to be for a step to be taken on it, and which groups can be trained on as a whole. Pure.
 
-No sample may break a step, since its plan is on the log by then and every restart would meet it again. So any sample
-that the model or the loss would break on is found here, before a plan names it.
-
-The samples that a group's settlement names are planned together, or never. A group is ready once all of them are here,
-or once everything is read that stood on the log when the group was settled: a sample missing by then never comes.
+A sample that breaks a step is found before a plan names it, since every restart would meet that plan again. The samples
+that a group's settlement names are planned together, or never. A group is ready once all of them are here, or once the
+log is read up to its settlement: a sample missing by then never comes.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
