@@ -2,8 +2,8 @@
 
 A prompt is the template's rendering of all messages before the first such answer; then, for each such answer, its
 sampled ids and the template's text up to the next one. Equal requests after equal answers give equal token ids, so
-whoever reads the log gets the gateway's ids again, whatever the gateway still had in memory when the request came. An
-answer is recognised by its text and calls and by the message before it, since clients rewrite the rest.
+whoever reads the log gets the gateway's ids again. An answer is recognised by its text, its calls and the message
+before it, since clients rewrite the rest.
 """
 
 import hashlib
@@ -96,7 +96,6 @@ def _last_said(newest_first: Iterable[Message]) -> Hashable:
 
 
 def _is_between(messages: Sequence[Message], index: int) -> bool:
-    """Whether a message stands before the index, and one that is no answer directly behind it."""
     return 0 < index < len(messages) - 1 and role_of(messages[index + 1]) != "assistant"
 
 

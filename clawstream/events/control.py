@@ -113,9 +113,7 @@ class VersionPinned(PolicyEvent):
 
 def pinned(events: Iterable[VersionPinned]) -> frozenset[int]:
     """Return the versions of a policy that are pinned; of two events with one number the first counts."""
-    first: dict[int, VersionPinned] = {}
-    for event in events:
-        first.setdefault(event.number, event)
+    first = {event.number: event for event in reversed([*events])}
     newest = {event.policy_version: event.pinned for _, event in sorted(first.items())}
     return frozenset(version for version, is_pinned in newest.items() if is_pinned)
 

@@ -1,10 +1,9 @@
 """Requests to a model and its answers as values, the protocol of engine clients, and policy versions on engines. Pure.
 
 A log-prob that an engine left out is None, never 0. Log-probs are nats at the sampling temperature, after penalties and
-before top-p, top-k and min-p (temperature 0 counts as 1), as SGLang reports them by default; with
-SGLANG_RETURN_ORIGINAL_LOGPROB set it reports those of temperature 1 instead, so leave that unset. A value that no
-engine can have computed is not passed on, so it is neither shown nor recorded. An adapter's name ends with its policy
-version, so the names that an engine has loaded tell anybody which versions it serves.
+before top-p, top-k and min-p (temperature 0 counts as 1), as SGLang reports them while SGLANG_RETURN_ORIGINAL_LOGPROB
+is unset. A value that no engine can have computed is neither shown nor recorded. An adapter's name ends with its policy
+version, so the names that an engine has loaded tell which versions it serves.
 """
 
 import re

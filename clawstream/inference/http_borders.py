@@ -1,9 +1,9 @@
 """HTTP beside the gateway: how much of a peer's response is read, and from which pages requests may come.
 
 A peer decides neither how much memory its response takes, nor where else our request goes. A browser sends a page's
-request unasked as long as it looks like a form. So a body has to be declared as JSON, and a page has to come from this
-machine (Origin). A request by the loopback address has to name this machine (Host), since a page can point its own name
-at that address. A request that shows a key comes from no page.
+request unasked if it looks like a form, so a body has to be declared as JSON, and a page has to come from this machine
+(Origin). A page can point its own name at the loopback address, so a request by it has to name this machine (Host),
+unless it shows a key.
 """
 
 import asyncio

@@ -199,9 +199,9 @@ class SglangEngine:
 
     async def weight_version(self) -> str | None:
         """The name of the weights that it serves; None where it gives none."""
-        version = (await self._get("/model_info")).get("weight_version")
+        model = await self._get("/model_info")
         try:
-            return read_version(version)
+            return read_version(model.get("weight_version"))
         except ValueError as error:
             raise TryLater(f"engine {self._url}: /model_info: {error}") from error
 

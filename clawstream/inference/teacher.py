@@ -1,9 +1,8 @@
 """Has two engines score one answer: the teacher, who sees the hint, and the policy, who does not.
 
-The one rule: both numbers of a token are engines' scores of input tokens at temperature 1, and the policy's weights
-keep one known version throughout the call. A teacher's score is never compared with the trainer's numbers: their
-kernels and precision differ by as much as a hint changes a token's log-prob. The policy's version may be newer than the
-one that sampled the answer, never older: the gap is what the policy has yet to learn.
+The one rule: both numbers of a token are engines' scores of input tokens at temperature 1, since the trainer's kernels
+and precision differ by as much as a hint changes a log-prob. The policy's weights keep one known version throughout the
+call, never older than the one that sampled the answer: the gap is what the policy has yet to learn.
 """
 
 import asyncio

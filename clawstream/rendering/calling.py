@@ -1,11 +1,8 @@
 """The grammars that force an answer to be tool calls in a family's format, JSON by a schema, or either. Pure.
 
-The rules keep a schema's types, fields, their order, enums, unions and references. They drop strings' patterns,
-numbers' limits and the like, so JSON that follows the rules may still violate the schema. JSON is written as Python
-writes it; the spaces after `,` and `:` may be left out.
-
-The family's parser finds calls that follow the grammar as calls of the offered functions. A grammar matches text, so a
-model may spell a mark in letters instead of sampling its token: whoever reads such calls encodes their text again.
+The rules keep a schema's types, fields, their order, enums, unions and references, but not strings' patterns, numbers'
+limits and the like. JSON is written as Python does; the spaces after `,` and `:` may be left out. A model may spell a
+mark in letters instead of sampling its token, so whoever reads calls encodes their text again.
 """
 
 import json

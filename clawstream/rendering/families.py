@@ -1,8 +1,7 @@
 """Which family's template a model folder has, and what the renderers package lacks of GPT-OSS's and Mistral's.
 
-What a folder's architecture suggests is checked against the folder's own template. Mistral's calls have two formats,
-both after the token `[TOOL_CALLS]`: a JSON list of `{"name", "arguments", "id"}`, and, newer, each call after a mark of
-its own: `name[ARGS]{...}`, with `[CALL_ID]id` before the arguments in some versions.
+Mistral's calls have two formats, both after the token `[TOOL_CALLS]`: a JSON list of `{"name", "arguments", "id"}`; and
+newer, each call after a mark of its own, `name[ARGS]{...}`, with `[CALL_ID]id` before the arguments in some versions.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Versions of a policy as folders: each whole or not there at all.
 
-A folder is written beside its place, every file is forced to disk, the manifest last, and then the folder is renamed.
-So a folder whose manifest agrees with its files is complete, whatever was interrupted; any other is refused or skipped.
+A folder is written beside its place, the manifest last, and renamed once every file is on disk. So a folder whose
+manifest agrees with its files is complete; any other is refused or skipped.
 """
 
 import hashlib

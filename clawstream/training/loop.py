@@ -1,9 +1,8 @@
 """The training loop: samples in, published versions out; written to be killed at any line and started again.
 
-A batch is planned on the log before its step. The checkpoint's manifest holds the plan and what the step did, and only
-a checkpoint that is whole on disk is published. A harmful step leaves no checkpoint, but a rejection on the log. So
-after a restart the log and the checkpoints together show what is left to do: publish again, execute a plan that was
-written and not rejected, or read on from the newest plan's offsets.
+A batch is planned on the log before its step, and only a checkpoint that is whole on disk is published. A harmful step
+leaves a rejection on the log. So after a restart the log and the checkpoints show what is left to do: publish again,
+execute a plan that was written and not rejected, or read on from the newest plan's offsets.
 """
 
 import asyncio

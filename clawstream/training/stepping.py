@@ -1,8 +1,7 @@
 """Executes plans, one after the other.
 
-A step is taken under the settings that its plan names, from its parent's checkpoint, so a plan that is executed again
-gives the same bytes on the same machine. If the log already has the step's outcome, the step is neither measured nor
-judged again.
+A plan that is executed again gives the same bytes on the same machine; if the log already has the step's outcome, the
+step is neither measured nor judged again.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Fetches versions from a trainer on another machine, and shows an engine only the bytes that were published.
 
-A version is fetched into a folder beside its place. Each file is compared with the manifest and the manifest with the
-log; then the folder is renamed, so a folder in its place is whole. The folder's name is made from its bytes, so a
-version of an earlier policy has another folder. Bytes that arrived before a connection broke are not fetched again.
+Each file is compared with the manifest and the manifest with the log; only then the folder gets its name, which is made
+from its bytes. Bytes that arrived before a connection broke are not fetched again.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """Which samples make up the next batch. Pure: time and versions come in as arguments.
 
-Every sample is in at most one batch, even if it is delivered twice or read again from any planned offset: a plan on the
-log is executed as it stands, and no later plan takes a sample that it names. Of a turn and its judge at most one
-revision is planned, the newest that is here by then; a later one is not trained on. The turn's prompt may be answered
-again; until that is asked for, no plan's offsets pass the late sample, so a restarted trainer finds it.
+Every sample is in at most one batch, however often it is read: a plan on the log is executed as it stands, and no later
+plan takes a sample that it names. Of a turn and its judge at most one revision is planned, the newest that is here by
+then. A later one may have its prompt answered again; until that is asked for, no plan's offsets pass it.
 """
 
 from collections import Counter, defaultdict

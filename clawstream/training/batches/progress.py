@@ -167,10 +167,7 @@ def first_plans(planned: Iterable[BatchPlanned]) -> list[BatchPlanned]:
 
 
 def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> dict[tuple[str, int], int]:
-    """Return where to read each partition from; a missing partition is read from its beginning.
-
-    Reading begins where the newest executed plan ends, so the samples of every plan still to be executed come again.
-    """
+    """Return where each partition's newest executed plan ends; a missing partition is read from its beginning."""
     offsets: dict[tuple[str, int], int] = {}
     for plan in first_plans(planned):
         if plan.policy_version <= executed_version:
