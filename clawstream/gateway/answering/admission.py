@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -36,7 +37,7 @@ from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
-from clawstream.gateway.requests.profiles import RequestIdentity, name_request, refuse_beside_choices
+from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.sampling import of_the_policy, sampling_of
 from clawstream.gateway.requests.wire import ChatRequest, parse_body, scope_of, truthy
 from clawstream.gateway.sessions import Conversations, KnownSession, Recall, SampledAnswers, SessionIndex
@@ -61,17 +62,10 @@ class PromptMaker:
     async def make(self, request: Request, known: KnownSession, *, context_length_tokens: int | None) -> Continued:
         """Return the request's prompt. Raises UnrenderableRequest, or TryLater where no thread is free in time."""
         echoes = find_echoes(request.messages, known.answers)
-
-        def make() -> Continued:
-            return continue_prompt(
-                self._renderer, request, echoes, known.prompts, context_length_tokens=context_length_tokens
-            )
-
+        asked = (self._renderer, request, echoes, known.prompts)
+        make = partial(continue_prompt, *asked, context_length_tokens=context_length_tokens)
         if num_new_bytes(request, echoes, known.prompts) < _ASIDE_BYTES:
             return make()
-        return await self._aside(make)
-
-    async def _aside(self, make: Callable[[], Continued]) -> Continued:
         making = self._threads.submit(make)
         try:
             async with asyncio.timeout(self._within_s):
@@ -220,7 +214,7 @@ class Admission:
         self._refuse_too_many(body.get("input"))
         chat = read(body, ends_session, lambda exchange_id: self.conversations.recall(exchange_id, caller.name))
         self._refuse_too_long(chat)
-        return chat, self._served_model(chat.model)
+        return chat, self.served_model(chat.model)
 
     def _refuse_too_many(self, messages: object) -> None:
         """Raise BadRequest for more messages than the context has tokens, before any is looked at."""
@@ -243,7 +237,8 @@ class Admission:
         told = [engine.context_length_tokens for engine in self.engines.all]
         return max((tokens for tokens in told if tokens is not None), default=None)
 
-    def _served_model(self, asked: str | None) -> str:
+    def served_model(self, asked: str | None) -> str:
+        """Return the model that answers. Raises BadRequest where the client asked for another."""
         served = self.policy.served_model
         if asked not in (None, served):
             raise BadRequest(
@@ -368,10 +363,16 @@ class Admission:
 
 def _let_in_choices(asked: _Asked, grow: Callable[[int], None]) -> None:
     """Have `grow` let in the answers after the first. Raises BadRequest, also where there are too many."""
-    num_choices = asked.chat.asked.num_choices
-    if num_choices > 1:
-        refuse_beside_choices(asked.named.group, num_choices)
-        grow(num_choices - 1)
+    num_choices, group = asked.chat.asked.num_choices, asked.named.group
+    if num_choices == 1:
+        return
+    if group is not None:
+        raise BadRequest(
+            f"n is {num_choices} beside X-Group-Id {group.group_id[:50]!r}: the choices of a request are a group of "
+            "their own. Leave one of them out.",
+            param="n",
+        )
+    grow(num_choices - 1)
 
 
 def _refuse_too_large(chat: ChatRequest, prompt_ids: TokenIds) -> None:

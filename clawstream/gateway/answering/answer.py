@@ -192,13 +192,7 @@ class ExchangeInProgress:
         self.admission.owners.learn((recorded,))
         chat = self.exchange.chat
         self.admission.sessions.answered(
-            chat.messages,
-            message,
-            chat.scope,
-            accepted.session_id,
-            accepted.exchange_id,
-            now_ms,
-            accepted.trace_id,
+            chat.messages, message, chat.scope, accepted.session_id, accepted.exchange_id, now_ms, accepted.trace_id
         )
         before = conversation_of(chat.messages_json, chat.options)
         if before is not None:
@@ -221,15 +215,11 @@ class ExchangeInProgress:
 
     async def record(self, failure: Failure) -> None:
         """Record that there is no answer, if the log or the spool can be written."""
-        exchange_id = self.exchange.accepted.exchange_id
-        if failure.reason is None:
-            LOG.warning("exchange=%s state=unrecorded reason=%s", exchange_id, failure.detail)
+        accepted, reason, now_ms = self.exchange.accepted, failure.reason, self.admission.now_ms()
+        if reason is None:
+            LOG.warning("exchange=%s state=unrecorded reason=%s", accepted.exchange_id, failure.detail)
             return
-        LOG.info("exchange=%s state=%s detail=%s", exchange_id, failure.reason.value, failure.detail)
-        await self._record(failure, failure.reason)
-
-    async def _record(self, failure: Failure, reason: FailureReason) -> None:
-        accepted, now_ms = self.exchange.accepted, self.admission.now_ms()
+        LOG.info("exchange=%s state=%s detail=%s", accepted.exchange_id, reason.value, failure.detail)
         try:
             recorded = await self.admission.recorder.write(
                 accepted.session_id,
@@ -273,11 +263,10 @@ class ExchangeInProgress:
         return self.place.version
 
     def _request(self, place: EngineAttempt, rid: str) -> GenerateRequest:
+        stop_ids = self.admission.renderer.stop_ids(self.exchange.chat.options)
         return GenerateRequest(
             input_ids=self.exchange.whole.token_ids,
-            sampling=as_recorded(
-                self.exchange.accepted.sampling, self.admission.renderer.stop_ids(self.exchange.chat.options)
-            ),
+            sampling=as_recorded(self.exchange.accepted.sampling, stop_ids),
             extra_key=place.extra_key,
             rid=rid,
             lora_name=place.adapter,

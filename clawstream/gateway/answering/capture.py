@@ -52,7 +52,6 @@ class Capture:
     token_ids: list[int] = field(default_factory=list)
     logprobs_nats: list[float | None] = field(default_factory=list)
     spans: tuple[EngineSpan, ...] = ()
-    prompt_tokens: int | None = None
     cached_tokens: int | None = None
     finish: Finish | None = None
     first_token_at_ms: int | None = None
@@ -61,14 +60,14 @@ class Capture:
 
     def add(self, chunk: Chunk, now_ms: int) -> None:
         """Take in what the engine sampled by `now_ms`."""
-        if chunk.token_ids and self.first_token_at_ms is None:
-            self.first_token_at_ms = now_ms
         if chunk.token_ids:
             self.named.add(chunk.weight_version)
+            if self.first_token_at_ms is None:
+                self.first_token_at_ms = now_ms
         self.token_ids += chunk.token_ids
         self.logprobs_nats += chunk.logprobs_nats
-        self.prompt_tokens = self.prompt_tokens if chunk.prompt_tokens is None else chunk.prompt_tokens
-        self.cached_tokens = self.cached_tokens if chunk.cached_tokens is None else chunk.cached_tokens
+        if chunk.cached_tokens is not None:
+            self.cached_tokens = chunk.cached_tokens
         if chunk.finish is not None:
             self.finish, self.spans = chunk.finish, chunk.weight_versions
 

@@ -15,8 +15,10 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import Any, NamedTuple
 
+from clawstream.gateway.requests.wire import assistant_message
 from clawstream.rendering.calling import offers_tools
 from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer
 
@@ -117,15 +119,9 @@ class _Text:
     def _before_half_stop(self) -> int:
         if self.num_sent == 0 and any(stop.lstrip().startswith(self.text) for stop in self.stops):
             return 0  # hidden white space before the text may be the stop's beginning
-        held = self.stops + self.marks
-        if not held:
-            return len(self.text)
-        longest = max(map(len, held), default=0)
-        start = max(self.num_sent, len(self.text) - longest + 1)
-        for at in range(start, len(self.text)):
-            if any(one.startswith(self.text[at:]) for one in held):
-                return at
-        return len(self.text)
+        held, end = self.stops + self.marks, len(self.text)
+        start = max(self.num_sent, end - max(map(len, held), default=0) + 1)
+        return next((at for at in range(start, end) if any(one.startswith(self.text[at:]) for one in held)), end)
 
     @property
     def sent(self) -> str:
@@ -259,14 +255,8 @@ class AnswerStream:
 
     def message(self) -> dict[str, Any]:
         """Return the assistant message, exactly as streamed."""
-        message: dict[str, Any] = {"role": "assistant", "content": self._content.sent or None}
-        if not self._content.sent and not self.tool_calls:
-            message["content"] = ""
-        if self._reasoning.sent:
-            message["reasoning_content"] = self._reasoning.sent
-        if self.tool_calls:
-            message["tool_calls"] = [call.as_dict() for call in self.tool_calls]
-        return message
+        thought = [self._reasoning.sent] if self._reasoning.sent else []
+        return assistant_message([self._content.sent], thought, [call.as_dict() for call in self.tool_calls])
 
     def _read(self, *, ended: bool) -> None:
         """Read the whole answer again, and find the field that further plain tokens extend."""
@@ -280,18 +270,15 @@ class AnswerStream:
         self._read_again_at = len(self.ids) + max(growth, 1)
         self._place = _Field.UNKNOWN
         if len(parsed.tool_calls) > len(self.tool_calls):
-            self._hear(parsed.tool_calls if ended else self._closed(parsed.tool_calls))
+            calls = parsed.tool_calls if ended else self._closed(parsed.tool_calls)
+            for call in calls[len(self.tool_calls) :]:
+                self.tool_calls.append(self._named(len(self.tool_calls), call))
         if ended:
             return
         if parsed.unfinished:
             self._place = _Field.UNKNOWN if self.renderer.listed_tool_calls else _Field.TOOLS
         elif content_grew or reasoning_grew:
             self._settle(parsed)
-
-    def _hear(self, calls: Sequence[CalledTool]) -> None:
-        """Take over the calls that are new."""
-        for call in calls[len(self.tool_calls) :]:
-            self.tool_calls.append(self._named(len(self.tool_calls), call))
 
     def _closed(self, calls: Sequence[CalledTool]) -> Sequence[CalledTool]:
         """The `calls` that stay calls if the thinking ends now; only that mark can undo what came before it."""
@@ -388,10 +375,7 @@ def _up_to_markers(token_ids: Iterable[int], markers: frozenset[int]) -> Iterato
 
 
 def _joined(deltas: Sequence[ReplyDelta]) -> ReplyDelta | None:
-    if len(deltas) <= 1:
-        return deltas[0] if deltas else None
-    return ReplyDelta(
-        content="".join(delta.content for delta in deltas),
-        reasoning="".join(delta.reasoning for delta in deltas),
-        tool_calls=tuple(call for delta in deltas for call in delta.tool_calls),
-    )
+    if not deltas:
+        return None
+    contents, reasonings, calls = zip(*deltas, strict=True)
+    return ReplyDelta("".join(contents), "".join(reasonings), tuple(chain.from_iterable(calls)))

@@ -1,7 +1,5 @@
 """Sends answers, in any dialect, as a stream of events or whole. No other module sends one.
 
-No other module sends one.
-
 The status is sent before the first byte only; a later error is an event, and the stream then ends.
 """
 

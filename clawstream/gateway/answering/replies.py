@@ -1,9 +1,7 @@
 """Answers as OpenAI's JSON: chunks of a stream, whole completions, log-probs, and how an answer ends. Pure.
 
-Only an exchange that is on the log gets a `finish_reason`; a stream without one is not finished.
-
-They are the engine's own, at the sampling temperature. Chat Completions includes those of thoughts and marks, the
-Responses API has those of the text alone.
+Only an exchange that is on the log gets a `finish_reason`; a stream without one is not finished. Log-probs are the
+engine's own, at the sampling temperature: of all tokens in Chat Completions, of the text's alone in the Responses API.
 """
 
 from collections.abc import Collection
@@ -151,11 +149,9 @@ class CompletionReply:
         return self.delta(ReplyDelta()) if self._role else b""
 
     def alive(self) -> bytes:
-        """Return a comment."""
         return KEEP_ALIVE
 
     def delta(self, delta: ReplyDelta) -> bytes:
-        """Return a chunk."""
         logprobs = self._logprobs()
         if not (self._role or delta.reasoning or delta.tool_calls or logprobs):  # as most are
             return self._prefix + b'{"content":' + to_json(delta.content) + b"}" + _SUFFIX
@@ -172,11 +168,9 @@ class CompletionReply:
         return events + (self._event([], usage=usage.as_dict()) if self.include_usage else b"") + DONE
 
     def fail(self, refused: BadRequest) -> bytes:
-        """Return the event that breaks the stream off."""
         return b"data: " + refused.as_json() + b"\n\n"
 
     def whole(self, ending: Ending) -> bytes | None:
-        """Return the body of a plain completion; None while other answers are to come."""
         choices = self.together.choices
         choices[self.index] = self._choice({"message": ending.message}, ending)
         usage = self.together.usage_after(ending.usage)
@@ -186,8 +180,6 @@ class CompletionReply:
         return to_json(self._frame("chat.completion") | said)
 
     def _chunk(self, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> bytes:
-        if logprobs is None:
-            return self._prefix + to_json(delta) + _SUFFIX
         return self._prefix + to_json(delta) + b',"logprobs":' + to_json(logprobs) + b',"finish_reason":null}]}\n\n'
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:

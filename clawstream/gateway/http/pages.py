@@ -1,7 +1,4 @@
-"""The gateway's routes that need no engine: models, health, what is missing, metrics, feedback, token counts.
-
-Everything but chat is a page: models, health, what is missing, metrics.
-"""
+"""All routes of the gateway, and answers that need no engine: models, health, metrics, feedback, token counts."""
 
 import time
 import uuid
@@ -48,15 +45,7 @@ from clawstream.gateway.requests.feedback import read_feedback, unknown_response
 from clawstream.gateway.requests.fields import BadRequest, to_json
 from clawstream.gateway.requests.wire import parse_body
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PostReply:
-    """What the client gets."""
-
-    status: int
-    body: Mapping[str, Any]
-
-
+PostReply = tuple[int, Mapping[str, Any]]  # the HTTP status and the body
 Answer = Callable[[Admission, Mapping[str, Any], Caller], Awaitable[PostReply]]
 
 
@@ -74,13 +63,13 @@ class Post:
             raw = await read_body(
                 read_headers(scope), receive, max_bytes=bounds.max_body_bytes, within_s=bounds.request_timeout_s
             )
-            answered = await self.answer(self.admission, parse_body(raw), scope[CALLER])
+            status, body = await self.answer(self.admission, parse_body(raw), scope[CALLER])
         except ClientGone:
             return
         except BadRequest as refused:
             await self.refuse(send, refused)
             return
-        await send_whole(send, answered.status, [JSON], to_json(answered.body))
+        await send_whole(send, status, [JSON], to_json(body))
 
 
 async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:
@@ -88,15 +77,13 @@ async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Ca
     num_tokens = await admission.count_tokens(
         body, lambda counted, ends_session, _recall: read_messages(counted, ends_session, counted=True), caller
     )
-    return PostReply(status=200, body={"input_tokens": num_tokens})
+    return 200, {"input_tokens": num_tokens}
 
 
 async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:
     """Record the feedback; return once Kafka has acknowledged it. Raises BadRequest."""
     feedback = read_feedback(body)
-    sessions = admission.sessions
-    known = sessions.session_of(feedback.exchange_id)
-    session_id = known or feedback.session_id
+    session_id = admission.sessions.session_of(feedback.exchange_id) or feedback.session_id
     if session_id is None or not _is_open(admission, session_id, caller):
         raise unknown_response(str(body["response_id"]))
     if feedback.session_id not in (None, session_id):
@@ -111,7 +98,7 @@ async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: C
         raise unavailable(str(error)) from error
     given = {"feedback_id": event.feedback_id, "response_id": body["response_id"], "session_id": session_id}
     said = {"source": event.source.value, "score": event.score, "text": event.text}
-    return PostReply(status=201, body={"object": "feedback", **given, **said, "created": event.given_at_ms // 1000})
+    return 201, {"object": "feedback", **given, **said, "created": event.given_at_ms // 1000}
 
 
 def _is_open(admission: Admission, session_id: str, caller: Caller) -> bool:
@@ -144,10 +131,14 @@ def build_app(admission: Admission, guard: Guard) -> ASGIApp:
         ],
         exception_handlers={404: _not_found, 405: _not_allowed},
     )
-    posts = {
-        path: (guard.guarding(endpoint, endpoint.refuse), endpoint.refuse)
-        for path, endpoint in _endpoints(admission).items()
+    endpoints: dict[str, Endpoint | Post] = {
+        CHAT_PATH: Endpoint(admission, CHAT),
+        RESPONSES_PATH: Endpoint(admission, RESPONSES),
+        MESSAGES_PATH: Endpoint(admission, MESSAGES),
+        COUNT_PATH: Post(admission, count_tokens, MESSAGES.refuse),
+        FEEDBACK_PATH: Post(admission, give_feedback, CHAT.refuse),
     }
+    posts = {path: (guard.guarding(post, post.refuse), post.refuse) for path, post in endpoints.items()}
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         found = posts.get(scope["path"]) if scope["type"] == "http" else None
@@ -161,16 +152,6 @@ def build_app(admission: Admission, guard: Guard) -> ASGIApp:
             await refuse(send, _wrong_method(scope["method"], scope["path"], "POST"))
 
     return app
-
-
-def _endpoints(admission: Admission) -> dict[str, Endpoint | Post]:
-    return {
-        CHAT_PATH: Endpoint(admission, CHAT),
-        RESPONSES_PATH: Endpoint(admission, RESPONSES),
-        MESSAGES_PATH: Endpoint(admission, MESSAGES),
-        COUNT_PATH: Post(admission, count_tokens, MESSAGES.refuse),
-        FEEDBACK_PATH: Post(admission, give_feedback, CHAT.refuse),
-    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,12 +189,7 @@ class _Pages:
         return refusal or _json(anthropic_models(model) if as_anthropic else {"object": "list", "data": [model]})
 
     async def model(self, request: Request) -> Response:
-        refusal = self._refusal(request)
-        asked, served = request.path_params["model"], self._admission.policy.served_model
-        if refusal is None and asked != served:
-            message = f"The model {asked!r} does not exist; this gateway serves {served!r}."
-            refusal = _refusal(request, BadRequest(message, status=404, code="model_not_found", param="model"))
-        return refusal or _json(self._model(request))
+        return self._refusal(request, request.path_params["model"]) or _json(self._model(request))
 
     async def healthz(self, _request: Request) -> Response:
         return _json({"ok": True})
@@ -271,17 +247,18 @@ class _Pages:
         return {"records": delivery.num_waiting, "bytes": delivery.spool_bytes, "oldest_s": age_s}
 
     def _model(self, request: Request) -> dict[str, object]:
-        contexts = [engine.context_length_tokens for engine in self._admission.engines.all]
-        known = [context for context in contexts if context is not None]
         served = self._admission.policy.served_model
         if asks_as_anthropic(request.headers):
             return anthropic_model(served, self._since_s)
-        context = min(known) if known else None
-        return openai_model(served, self._since_s, context, thinks=self._admission.renderer.thinks)
+        contexts = (engine.context_length_tokens for engine in self._admission.engines.all)
+        shortest = min((context for context in contexts if context is not None), default=None)
+        return openai_model(served, self._since_s, shortest, thinks=self._admission.renderer.thinks)
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _refusal(self, request: Request, model: str | None = None) -> Response | None:
+        """Return the refusal for the request's key, or for a `model` that is not served."""
         try:
             self._guard.caller(dict(request.headers))
+            self._admission.served_model(model)
         except BadRequest as refused:
             return _refusal(request, refused)
         return None

@@ -51,16 +51,6 @@ def read_group(headers: Mapping[str, str]) -> Grouped | None:
     return Grouped(group_id=check_name(group_id, "X-Group-Id"), size=size, step_index=step_index)
 
 
-def refuse_beside_choices(group: Grouped | None, num_choices: int) -> None:
-    """Raise BadRequest for a group that is named beside several answers to one request."""
-    if group is not None:
-        raise BadRequest(
-            f"n is {num_choices} beside X-Group-Id {group.group_id[:50]!r}: the choices of a request are a group of "
-            "their own. Leave one of them out.",
-            param="n",
-        )
-
-
 def _number(headers: Mapping[str, str], name: str, *, low: int, high: int) -> int | None:
     found = headers.get(name.lower(), "").strip()
     if not found:
