@@ -4,7 +4,6 @@ Only an exchange that is on the log gets a `finish_reason`; a stream without one
 engine's own, at the sampling temperature: of all tokens in Chat Completions, of the text's alone in the Responses API.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,18 +87,6 @@ class Usage:
         return usage
 
 
-def usage_of_all(usages: Collection[Usage]) -> Usage:
-    """Return the usage of a request's answers: its one prompt, and all that was sampled."""
-    cached = [usage.cached_tokens for usage in usages if usage.cached_tokens is not None]
-    thought = [usage.reasoning_tokens for usage in usages if usage.reasoning_tokens is not None]
-    return Usage(
-        prompt_tokens=max(usage.prompt_tokens for usage in usages),
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        cached_tokens=min(cached, default=None),  # as of the first answer, whose prompt the others found in the cache
-        reasoning_tokens=sum(thought) if len(thought) == len(usages) else None,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """The end of an answer that is on the log."""
@@ -119,9 +106,18 @@ class CollectedReplies:
     usages: list[Usage] = field(default_factory=list)
 
     def usage_after(self, usage: Usage) -> Usage | None:
-        """Count an answer that ended; return the usage of all once none is to come."""
+        """Count an answer that ended; once none is to come, return the one prompt's usage and all that was sampled."""
         self.usages.append(usage)
-        return usage_of_all(self.usages) if len(self.usages) == self.num else None
+        if len(self.usages) < self.num:
+            return None
+        cached = [one.cached_tokens for one in self.usages if one.cached_tokens is not None]
+        thought = [one.reasoning_tokens for one in self.usages if one.reasoning_tokens is not None]
+        return Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=sum(one.completion_tokens for one in self.usages),
+            cached_tokens=min(cached, default=None),  # of the first answer; the others found its prompt in the cache
+            reasoning_tokens=sum(thought) if len(thought) == self.num else None,
+        )
 
 
 @dataclass(slots=True, kw_only=True)

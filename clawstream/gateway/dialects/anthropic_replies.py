@@ -78,16 +78,13 @@ class MessageReply:
         return events
 
     def finish(self, ending: Ending) -> bytes:
-        """Return how the answer ended, and the end of the stream."""
         events = self.start() + self._close()
         return events + _event("message_delta", delta=_ending(ending), usage=_usage(ending.usage)) + _STOPPED
 
     def fail(self, refused: BadRequest) -> bytes:
-        """Return the event that breaks the stream off."""
         return b"event: error\ndata: " + error_body(refused) + b"\n\n"
 
     def whole(self, ending: Ending) -> bytes:
-        """Return a plain answer."""
         return to_json(self._frame(_blocks(ending.message), _ending(ending), _usage(ending.usage)))
 
     def _frame(self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
@@ -160,15 +157,12 @@ def _words(refused: BadRequest) -> str:
     """Return the message; for a too long conversation, in the words that Anthropic's clients recognise."""
     if not isinstance(refused, TooLong):
         return str(refused)
+    most = refused.context_length_tokens
     if refused.prompt_tokens is None:
-        return (
-            f"prompt is too long: {refused.found}; the model's context is {refused.context_length_tokens} tokens. "
-            "Shorten the conversation."
-        )
-    return (
-        f"prompt is too long: {refused.prompt_tokens} tokens > {refused.context_length_tokens} maximum, the answer "
-        "included. Shorten the conversation."
-    )
+        long = f"{refused.found}; the model's context is {most} tokens"
+    else:
+        long = f"{refused.prompt_tokens} tokens > {most} maximum, the answer included"
+    return f"prompt is too long: {long}. Shorten the conversation."
 
 
 def _event(kind: str, **fields: Any) -> bytes:
@@ -183,14 +177,8 @@ def _blocks(message: dict[str, Any]) -> list[dict[str, Any]]:
     if said:
         blocks.append({"type": "text", "text": said})
     for call in message.get("tool_calls", ()):
-        function = call["function"]
-        block = {
-            "type": "tool_use",
-            "id": call["id"],
-            "name": function["name"],
-            "input": input_of(function["arguments"]),
-        }
-        blocks.append(block)
+        name, given = call["function"]["name"], input_of(call["function"]["arguments"])
+        blocks.append({"type": "tool_use", "id": call["id"], "name": name, "input": given})
     return blocks
 
 

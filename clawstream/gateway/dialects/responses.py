@@ -7,12 +7,7 @@ histories. A field that Chat Completions has no place for is refused by its own 
   request and change nothing; `client_metadata`, Codex's ids of the request, is not recorded.
 * `previous_response_id` and items by reference stand for what the gateway remembers of the conversation.
 * Tools: see responses_tools.py.
-
-Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and requests of Codex 0.169.0.
-
-The messages of a conversation come out the same in each of its requests, and as a client of Chat Completions would send
-them, so that answers are found again in later histories. An answer that the client got as several items (reasoning,
-text, calls) becomes one message again.
+* An answer that the client got as several items (reasoning, text, calls) becomes one message again.
 
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and requests of Codex 0.169.0.
 """
@@ -70,7 +65,7 @@ class _ItemReader:
         if named == "message":
             self._message(item, where)
         elif named == "reasoning":
-            self._reasoning(item, where)
+            self._part_of(item, after=("said", "calls")).thought.append(_thought(item, where))
         elif named in ("function_call", "custom_tool_call"):
             self._part_of(item, after=()).calls.append(_call(item, where))
         elif named in ("function_call_output", "custom_tool_call_output"):
@@ -108,9 +103,6 @@ class _ItemReader:
             return
         answer = self._part_of(item, after=("said", "calls"))
         answer.said = [*(answer.said or ()), *(part["text"] for part in _texts(parts, f"{where}.content"))]
-
-    def _reasoning(self, item: Item, where: str) -> None:
-        self._part_of(item, after=("said", "calls")).thought.append(_thought(item, where))
 
     def _part_of(self, item: Item, *, after: Sequence[str]) -> _AssistantItems:
         """Return the answer that the item belongs to: the growing one, unless it has a part named in `after` already.
@@ -258,7 +250,6 @@ def _string(item: Item, key: str, where: str) -> str:
 TRANSLATED = "responses"  # an option: what the request held besides the messages it became
 INSTRUCTED = "instructed"  # its flag: the first message is `instructions`, which later requests don't inherit
 _RENAMED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"})
-_NOT_RECORDED = frozenset({"client_metadata"})
 _NOT_THERE = frozenset(
     {
         *("background", "conversation", "prompt", "messages", "n", "logprobs"),
@@ -266,7 +257,7 @@ _NOT_THERE = frozenset(
     }
 )
 _LOGPROBS = "message.output_text.logprobs"
-_CODEX = "client_metadata"
+_CODEX = "client_metadata"  # not recorded
 
 
 def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) -> ChatRequest:
@@ -297,7 +288,7 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
         "verbosity": text(mapping(body, "text"), "verbosity"),
         "logprobs": _LOGPROBS in include,
     }
-    kept = {key: value for key, value in body.items() if key not in _RENAMED | _NOT_RECORDED | _NOT_THERE}
+    kept = {key: value for key, value in body.items() if key not in {*_RENAMED, *_NOT_THERE, _CODEX}}
     said = {key: value for key, value in found.items() if value}
     if body.get("max_output_tokens") is not None:
         said["max_completion_tokens"] = body["max_output_tokens"]

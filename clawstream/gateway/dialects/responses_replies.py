@@ -45,12 +45,10 @@ class ResponseReply:
         if self._number:
             return b""
         response = self._frame("in_progress", [])
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
     def alive(self) -> bytes:
-        """Return a sign of life."""
         return self.start() or KEEP_ALIVE
 
     def delta(self, delta: ReplyDelta) -> bytes:
@@ -65,13 +63,11 @@ class ResponseReply:
         return events
 
     def finish(self, ending: Ending) -> bytes:
-        """Return how the answer ended, and the end of the stream."""
         events = self.start() + self._end(ending)
         response = self._frame(_status_of(ending.reason), self._items, ending.usage)
         return events + self._event(f"response.{response['status']}", response=response)
 
     def fail(self, refused: BadRequest) -> bytes:
-        """Return the end of a stream that is broken off."""
         error = {"code": _code(refused), "message": str(refused)}
         events = self.start()
         return events + self._event("response.failed", response=self._frame("failed", self._items, error=error))
@@ -95,12 +91,8 @@ class ResponseReply:
         item_id = f"{'ctc' if function.is_custom else 'fc'}_{self.exchange_id}_{call.index}"
         item = {"id": item_id, "call_id": call.call_id, "name": function.name, "status": "in_progress"}
         within = {} if function.namespace is None else {"namespace": function.namespace}
-        empty = (
-            {"type": "custom_tool_call", "input": ""}
-            if function.is_custom
-            else {"type": "function_call", "arguments": ""}
-        )
-        self._open, self._text = item | within | empty, [call.arguments]
+        kind, given = ("custom_tool_call", "input") if function.is_custom else ("function_call", "arguments")
+        self._open, self._text = item | within | {"type": kind, given: ""}, [call.arguments]
         return events + self._event("response.output_item.added", output_index=len(self._items), item=self._open)
 
     def _grow(self, kind: str) -> bytes:
@@ -161,15 +153,12 @@ class ResponseReply:
     def _closed_call(self, item: dict[str, Any], arguments: str, status: str) -> tuple[dict[str, Any], bytes]:
         """Return the item of a whole call, and the events of its arguments."""
         at = {"item_id": item["id"], "output_index": len(self._items)}
-        if item["type"] == "custom_tool_call":
-            given = {"input": custom_input(arguments)}
-            kind, shown = "response.custom_tool_call_input", given["input"]
-        else:
-            given = {"arguments": arguments}
-            kind, shown = "response.function_call_arguments", arguments
+        is_custom = item["type"] == "custom_tool_call"
+        key, shown = ("input", custom_input(arguments)) if is_custom else ("arguments", arguments)
+        kind = f"response.{item['type']}_{key}"
         events = self._event(f"{kind}.delta", **at, delta=shown)
-        events += self._event(f"{kind}.done", **at, name=item["name"], **given)
-        return {**item, **given, "status": status}, events
+        events += self._event(f"{kind}.done", **at, name=item["name"], **{key: shown})
+        return {**item, key: shown, "status": status}, events
 
     def _part(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the only part of the item that grows."""

@@ -154,15 +154,6 @@ def build_app(admission: Admission, guard: Guard) -> ASGIApp:
     return app
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Something the gateway works with; `problem` is None while it is there."""
-
-    name: str
-    problem: str | None
-    needed: bool = True  # False: the gateway serves without it
-
-
 class _Pages:
     """Everything that is not a chat."""
 
@@ -196,14 +187,13 @@ class _Pages:
 
     async def ready(self, _request: Request) -> Response:
         """Say to probes, which have no key, whether the gateway serves, and not what is missing."""
-        ready = self._ready(self._parts())
+        ready = self._ready()
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def readyz(self, _request: Request) -> Response:
-        parts = self._parts()
-        missing = [{"part": part.name, "problem": part.problem} for part in parts if part.problem is not None]
-        ready = self._ready(parts)
-        content = {"ready": ready, "missing": missing, "parts": [part.name for part in parts], "spool": self._spool()}
+        parts, ready = self._parts(), self._ready()
+        missing = [{"part": name, "problem": problem} for name, problem in parts if problem is not None]
+        content = {"ready": ready, "missing": missing, "parts": [name for name, _ in parts], "spool": self._spool()}
         return _json(content, 200 if ready else 503)
 
     async def openapi(self, _request: Request) -> Response:
@@ -223,22 +213,19 @@ class _Pages:
         metrics.spool_oldest_s.set(spool["oldest_s"] or 0)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _ready(self, parts: list[_Part]) -> bool:
-        # One engine is enough to serve; one that is away is listed all the same.
-        answers = any(engine.problem is None for engine in self._admission.engines.all)
-        return answers and not any(part.needed and part.problem is not None for part in parts)
+    def _ready(self) -> bool:
+        """Return whether the gateway serves: one engine is enough, and Kafka may be away while the spool has room."""
+        return self._full() is None and any(engine.problem is None for engine in self._admission.engines.all)
 
-    def _parts(self) -> list[_Part]:
-        engines = [
-            _Part(name=f"engine {engine.url}", problem=engine.problem, needed=False)
-            for engine in self._admission.engines.all
-        ]
-        delivery = self._admission.delivery
-        full = delivery.problem(str(uuid.uuid4()))  # for a new session
-        kafka = _Part(name="kafka", problem=full or delivery.away, needed=full is not None)
-        # Without a tokenizer the process does not get this far.
-        tokenizer = _Part(name=f"tokenizer ({self._admission.renderer.family})", problem=None)
-        return [*engines, kafka, tokenizer]
+    def _full(self) -> str | None:
+        """Return why nothing of a new session can be recorded; None: it can."""
+        return self._admission.delivery.problem(str(uuid.uuid4()))
+
+    def _parts(self) -> list[tuple[str, str | None]]:
+        """Return the name and the problem of each part; a process without a tokenizer does not get this far."""
+        engines = [(f"engine {engine.url}", engine.problem) for engine in self._admission.engines.all]
+        kafka = ("kafka", self._full() or self._admission.delivery.away)
+        return [*engines, kafka, (f"tokenizer ({self._admission.renderer.family})", None)]
 
     def _spool(self) -> dict[str, float | None]:
         """The records that wait for Kafka on this machine's disk."""

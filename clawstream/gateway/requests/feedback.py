@@ -12,7 +12,7 @@ from typing import Any
 
 from clawstream.events import FeedbackGiven, FeedbackSource
 from clawstream.events.base import derived_id
-from clawstream.gateway.requests.fields import BadRequest, check_name, number, text
+from clawstream.gateway.requests.fields import BadRequest, check_name, number, text, too_many
 
 MAX_TEXT = 32_768
 _FIELDS = ("response_id", "thumb", "score", "text", "source", "feedback_id", "session_id")
@@ -63,7 +63,7 @@ def read_feedback(body: Mapping[str, Any]) -> Feedback:
     if thumb is None and score is None and said is None:
         raise BadRequest("Nothing is said of the answer; send thumb, score or text.", param="thumb")
     if said is not None and len(said) > MAX_TEXT:
-        raise BadRequest(f"text has {len(said)} characters; expected at most {MAX_TEXT}.", param="text")
+        raise too_many(f"text has {len(said)} characters", MAX_TEXT, "text")
     return Feedback(
         exchange_id=_exchange_id(body),
         source=_source(body),

@@ -149,17 +149,21 @@ def labels(body: Mapping[str, Any], key: str) -> Mapping[str, str]:
     """Return an object of labels within OpenAI's limits: 16 pairs, keys of 64 and values of 512 characters."""
     found = mapping(body, key)
     if len(found) > _MAX_LABELS:
-        raise BadRequest(f"{key} has {len(found)} pairs; expected at most {_MAX_LABELS}.", param=key)
+        raise too_many(f"{key} has {len(found)} pairs", _MAX_LABELS, key)
     for name, value in found.items():
+        where = f"{key}.{name}"
         if len(name) > _MAX_LABEL_NAME:
-            shown = f"{key} has a key of {len(name)} characters"
-            raise BadRequest(f"{shown}; expected at most {_MAX_LABEL_NAME}.", param=key)
+            raise too_many(f"{key} has a key of {len(name)} characters", _MAX_LABEL_NAME, key)
         if not isinstance(value, str):
-            raise wrong(f"{key}.{name}", value, "a string")
+            raise wrong(where, value, "a string")
         if len(value) > _MAX_LABEL:
-            shown = f"{key}.{name} has {len(value)} characters"
-            raise BadRequest(f"{shown}; expected at most {_MAX_LABEL}.", param=f"{key}.{name}")
+            raise too_many(f"{where} has {len(value)} characters", _MAX_LABEL, where)
     return found
+
+
+def too_many(found: str, most: int, param: str) -> BadRequest:
+    """Return the refusal of a value that is longer than `most`, or has more parts."""
+    return BadRequest(f"{found}; expected at most {most}.", param=param)
 
 
 def items(found: object, where: str) -> list[Any]:

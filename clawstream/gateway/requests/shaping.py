@@ -16,6 +16,7 @@ from clawstream.gateway.requests.fields import (
     number,
     text,
     to_json,
+    too_many,
     unsupported,
     wrong,
 )
@@ -87,7 +88,7 @@ def _name(tool: object, where: str) -> str:
     return name
 
 
-HALF = re.compile("[\ud800-\udfff]")  # of a character
+_HALF = re.compile("[\ud800-\udfff]")  # of a character
 _ANY_OBJECT = '{"type": "object"}'  # as a JSON schema: what SGLang makes of json_object
 _MAX_BIASES = 1024
 MAX_GRAMMAR_BYTES = 128 * 2**10  # the grammar is recorded a second time, beside its request
@@ -109,11 +110,9 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
     if len(asked) > 1 or (forced and asked.keys() & {"regex", "ebnf"}):
         raise BadRequest(f"{' and '.join(by)} are both there; expected one grammar at most.", param=by[1])
     for name, grammar in asked.items():
-        if HALF.search(grammar):
-            raise BadRequest(f"{name} holds half a character (a lone surrogate); no answer can contain it.", param=name)
+        refuse_halves(grammar, name)
         if (num_bytes := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
-            shown = f"{name} is a grammar of {num_bytes} bytes"
-            raise BadRequest(f"{shown}; expected at most {MAX_GRAMMAR_BYTES}.", param=name)
+            raise too_many(f"{name} is a grammar of {num_bytes} bytes", MAX_GRAMMAR_BYTES, name)
     least = integer(body, "min_tokens", low=0) or 0
     if by and least:
         raise BadRequest(
@@ -137,10 +136,16 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
     return None if shaping == Shaping() else shaping
 
 
+def refuse_halves(words: str, key: str) -> None:
+    """Raise BadRequest for half a character."""
+    if _HALF.search(words):
+        raise BadRequest(f"{key} holds half a character (a lone surrogate); no answer can contain it.", param=key)
+
+
 def _biases(body: Mapping[str, Any]) -> tuple[TokenBias, ...]:
     found = mapping(body, "logit_bias")
     if len(found) > _MAX_BIASES:
-        raise BadRequest(f"logit_bias has {len(found)} tokens; expected at most {_MAX_BIASES}.", param="logit_bias")
+        raise too_many(f"logit_bias has {len(found)} tokens", _MAX_BIASES, "logit_bias")
     for token in found:
         if not _TOKEN_ID.fullmatch(token):
             raise BadRequest(

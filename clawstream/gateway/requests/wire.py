@@ -27,6 +27,7 @@ from clawstream.gateway.requests.fields import (
     number,
     text,
     to_json,
+    too_many,
     typed,
     unsupported,
     wrong,
@@ -39,7 +40,7 @@ from clawstream.gateway.requests.pictures import (
     check_shown,
     with_words,
 )
-from clawstream.gateway.requests.shaping import HALF, called_name, check_tools, narrowed, read_shaping
+from clawstream.gateway.requests.shaping import called_name, check_tools, narrowed, read_shaping, refuse_halves
 
 # The gateway's own fields, not the model's: they name the session, and a retry need not repeat them.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
@@ -106,7 +107,11 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         if len(raw) > _MAX_LENIENT_BYTES:
-            raise _too_long_to_be_odd(len(raw), error) from error
+            raise BadRequest(
+                f"The body is not JSON in UTF-8: {error}. One of {len(raw)} bytes is read only without numbers out of "
+                "range, deep nesting and halves of characters (lone surrogates); up to "
+                f"{_MAX_LENIENT_BYTES} bytes may have those."
+            ) from error
         body = _lenient(raw)
     if not isinstance(body, dict):
         raise BadRequest(f"The body is {kind(body)}; expected a JSON object with model and messages.")
@@ -161,13 +166,6 @@ def _lenient(raw: bytes) -> Any:
         raise BadRequest(f"The body is not JSON: {error}. Send a JSON object with model and messages.") from error
 
 
-def _too_long_to_be_odd(num_bytes: int, error: orjson.JSONDecodeError) -> BadRequest:
-    return BadRequest(
-        f"The body is not JSON in UTF-8: {error}. One of {num_bytes} bytes is read only without numbers out of range, "
-        f"deep nesting and halves of characters (lone surrogates); up to {_MAX_LENIENT_BYTES} bytes may have those."
-    )
-
-
 def _finite(written: str) -> float:
     value = float(written)
     if not math.isfinite(value):
@@ -182,17 +180,11 @@ def _whole(written: str) -> int | float:
 
 def _sha256(messages_json: tuple[bytes, ...], options: Mapping[str, Any]) -> str:
     said = {key: value for key, value in options.items() if key not in _HOW_TO_SEND}
-    digest = hashlib.sha256(_sorted_json(said))
-    for message in messages_json:
-        digest.update(b"\x1e" + message)
-    return digest.hexdigest()
-
-
-def _sorted_json(said: Mapping[str, Any]) -> bytes:
     try:
-        return orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
+        options_json = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        return json.dumps(said, sort_keys=True).encode("ascii")
+        options_json = json.dumps(said, sort_keys=True).encode("ascii")
+    return hashlib.sha256(b"\x1e".join((options_json, *messages_json))).hexdigest()
 
 
 def _messages(found: object, *, may_be_absent: bool) -> tuple[Message, ...]:
@@ -291,10 +283,9 @@ def read_stops(found: object, key: str) -> tuple[str, ...]:
     if stops is None or len(stops) > _MAX_STOPS or not all(isinstance(stop, str) and stop for stop in stops):
         raise wrong(key, found, f"up to {_MAX_STOPS} strings, none empty")
     if (longest := max(map(len, stops), default=0)) > _MAX_STOP_CHARACTERS:
-        shown = f"{key} holds a string of {longest} characters"
-        raise BadRequest(f"{shown}; expected at most {_MAX_STOP_CHARACTERS}.", param=key)
-    if any(HALF.search(stop) for stop in stops):
-        raise BadRequest(f"{key} holds half a character (a lone surrogate); no answer can contain it.", param=key)
+        raise too_many(f"{key} holds a string of {longest} characters", _MAX_STOP_CHARACTERS, key)
+    for stop in stops:
+        refuse_halves(stop, key)
     return tuple(stops)
 
 
