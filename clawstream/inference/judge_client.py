@@ -83,13 +83,8 @@ class JudgeClient:
 
     async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
         """Return the judge's reply. Raises TryLater where none arrived, JudgeRefused where none ever will."""
-        body = {
-            "model": self._settings.model,
-            "messages": [{"role": "system", "content": system}, {"role": "user", "content": user}],
-            "temperature": TEMPERATURE,
-            "max_tokens": self._settings.max_tokens,
-            "seed": seed,
-        }
+        asked = {"system": system, "user": user}
+        body = _body(self._settings, asked, max_tokens=self._settings.max_tokens) | {"seed": seed}
         until = asyncio.get_running_loop().time() + _SHARE_OF_TIME * self._call_timeout_s
         try:
             async with self._session.post(self._url, data=orjson.dumps(body), headers=PLAIN, **ASKING) as response:
@@ -105,6 +100,11 @@ class JudgeClient:
             text=content.decode(errors="replace")[:_KEPT_CHARACTERS],
             unusable=f"judge {self.name}: its reply is not read, {wrong}; its beginning is kept",
         )
+
+
+def _body(settings: JudgeSettings, said: Mapping[str, str], *, max_tokens: int) -> dict[str, object]:
+    messages = [{"role": role, "content": content} for role, content in said.items()]
+    return {"model": settings.model, "messages": messages, "temperature": TEMPERATURE, "max_tokens": max_tokens}
 
 
 def judge_name(model: str, url: str) -> str:
@@ -160,12 +160,7 @@ _SHOWN_CHARACTERS = 200
 
 async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = 10.0) -> str | None:
     """Return in words why the judge at `url` gives no vote, and what to do; None: it does."""
-    body = {
-        "model": settings.model,
-        "messages": [{"role": "user", "content": "Reply with \\boxed{1}."}],
-        "temperature": TEMPERATURE,
-        "max_tokens": 16,
-    }
+    body = _body(settings, {"user": "Reply with \\boxed{1}."}, max_tokens=16)
     where = f"{url.rstrip('/')}/chat/completions"
     try:
         async with (
