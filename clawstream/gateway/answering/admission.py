@@ -122,7 +122,6 @@ class _Asked:
 
     caller: Caller
     chat: ChatRequest
-    model: str
     named: RequestIdentity
     traceparent: str | None
     received_at_ms: int
@@ -172,7 +171,7 @@ class Admission:
         _let_in_choices(asked, scope[GROW])
         session = self._session(asked)
         self._refuse_closed(session, asked.caller)
-        place, context_length_tokens = self._place(session)
+        attempt, context_length_tokens = self._attempt(session)
         prompt = await self._render(chat, session.id, context_length_tokens)
         _refuse_too_large(chat, prompt.token_ids)
         accepted = self._accept(asked, session, prompt, context_length_tokens)
@@ -182,7 +181,7 @@ class Admission:
             accepted=accepted,
             chat=chat,
             whole=WholeRequest(messages=chat.messages_json, token_ids=prompt.token_ids, options=chat.options_json),
-            policy_version=place.version,
+            policy_version=attempt.version,
             session_done=asked.named.session_done,
             traceparent=asked.traceparent,
             sampled=None if chat.asked.top_logprobs is None else SampledTokens(self.renderer),
@@ -195,26 +194,24 @@ class Admission:
         )
         received_at_ms = self.now_ms()
         ends = truthy(headers.get("x-session-done"))
-        chat, model = self._read(parse_body(raw), read, caller, ends_session=ends)
+        chat = self._read(parse_body(raw), read, caller, ends_session=ends)
         traceparent = headers.get("traceparent", "")
         return _Asked(
             caller=caller,
             chat=replace(chat, scope=scope_of(chat.options, caller.name)),
-            model=model,
             named=name_request(headers, chat),
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
             received_at_ms=received_at_ms,
         )
 
-    def _read(
-        self, body: Mapping[str, Any], read: Read, caller: Caller, *, ends_session: bool
-    ) -> tuple[ChatRequest, str]:
-        """Return what the body asks for, and the model that answers. Raises BadRequest."""
+    def _read(self, body: Mapping[str, Any], read: Read, caller: Caller, *, ends_session: bool) -> ChatRequest:
+        """Return what the body asks for. Raises BadRequest."""
         self._refuse_too_many(body.get("messages"))
         self._refuse_too_many(body.get("input"))
         chat = read(body, ends_session, lambda exchange_id: self.conversations.recall(exchange_id, caller.name))
         self._refuse_too_long(chat)
-        return chat, self.served_model(chat.model)
+        self.check_model(chat.model)
+        return chat
 
     def _refuse_too_many(self, messages: object) -> None:
         """Raise BadRequest for more messages than the context has tokens, before any is looked at."""
@@ -233,12 +230,12 @@ class Admission:
             raise TooLong(f"messages and tools are {num_bytes} bytes", longest)
 
     def _longest_context(self) -> int | None:
-        """Return the longest context of any engine, in tokens; None while no engine has told."""
-        told = [engine.context_length_tokens for engine in self.engines.all]
-        return max((tokens for tokens in told if tokens is not None), default=None)
+        """Return the longest context of any engine, in tokens; None while no engine has said it."""
+        lengths = [engine.context_length_tokens for engine in self.engines.all]
+        return max((tokens for tokens in lengths if tokens is not None), default=None)
 
-    def served_model(self, asked: str | None) -> str:
-        """Return the model that answers. Raises BadRequest where the client asked for another."""
+    def check_model(self, asked: str | None) -> None:
+        """Raise BadRequest where the client asks for a model that is not served."""
         served = self.policy.served_model
         if asked not in (None, served):
             raise BadRequest(
@@ -247,14 +244,13 @@ class Admission:
                 code="model_not_found",
                 param="model",
             )
-        return served
 
     def _farewell(self, asked: _Asked) -> SessionEndRequest:
         session = asked.session
         if session is None:
             raise BadRequest("session_done without messages needs a session id: send X-Session-Id.", param="messages")
         self._refuse_closed(session, asked.caller)
-        return SessionEndRequest(session_id=session.id, model=asked.model)
+        return SessionEndRequest(session_id=session.id, model=self.policy.served_model)
 
     def _session(self, asked: _Asked) -> _Session:
         session = asked.session or self._by_history(asked)
@@ -291,12 +287,12 @@ class Admission:
                 param="session_id",
             )
 
-    def _place(self, session: _Session) -> tuple[EngineAttempt, int]:
+    def _attempt(self, session: _Session) -> tuple[EngineAttempt, int]:
         """Return the attempt at an engine for the session, and the engine's context in tokens."""
-        place = self.engines.place(session.id)
-        if place is None or place.engine.context_length_tokens is None:
+        attempt = self.engines.place(session.id)
+        if attempt is None or attempt.engine.context_length_tokens is None:
             raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
-        return place, place.engine.context_length_tokens
+        return attempt, attempt.engine.context_length_tokens
 
     async def _render(self, chat: ChatRequest, session_id: str, context_length_tokens: int) -> Continued:
         started, known = perf_counter(), self.answers.of(session_id, self.now_ms())
@@ -324,7 +320,7 @@ class Admission:
             turn_type=named.turn_type,
             client=session.client,
             key_name=key_name,
-            model=asked.model,
+            model=self.policy.served_model,
             request_sha256=asked.chat.sha256,
             retry_count=named.retry_count,
             group=None if named.group is None else named.group.of_key(key_name),
@@ -357,7 +353,7 @@ class Admission:
 
     async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
         """Return how many tokens the body's prompt has, rendered whole; nothing is remembered. Raises BadRequest."""
-        chat, _ = self._read(body, read, caller, ends_session=False)
+        chat = self._read(body, read, caller, ends_session=False)
         return len((await self._prompt(chat, KnownSession(), context_length_tokens=None)).token_ids)
 
 

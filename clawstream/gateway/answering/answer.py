@@ -71,7 +71,7 @@ class ExchangeInProgress:
     outlet: Outlet
     started: float  # perf_counter, when the request came
     capture: Capture = field(default_factory=Capture)
-    place: EngineAttempt | None = None  # the last attempt
+    attempt: EngineAttempt | None = None  # the last attempt
     answer: AnswerStream = field(init=False)
     adapter_version: int | None = None  # of the adapter that is asked; None: the weights themselves
 
@@ -84,7 +84,7 @@ class ExchangeInProgress:
             stop=self.exchange.accepted.sampling.stop,
         )
         if self.exchange.sampled is not None:
-            self.answer.said = self.exchange.sampled.said
+            self.answer.content_numbers = self.exchange.sampled.content_numbers
 
     async def generate(self) -> Failure | None:
         """Stream the answer, without the end that waits for its record, from the first engine that begins one."""
@@ -95,38 +95,38 @@ class ExchangeInProgress:
         failed: list[ServedEngine] = []
         for tries in range(_SHARED_KEYS + 1 + len(engines.all)):
             alone = tries >= _SHARED_KEYS
-            place = engines.place(accepted.session_id, tenant=tenant, avoid=failed, alone=alone)
-            if place is None:
+            attempt = engines.place(accepted.session_id, tenant=tenant, avoid=failed, alone=alone)
+            if attempt is None:
                 break
             if failure is not None:
                 self.admission.metrics.asked_again.labels(failure.again.value).inc()
                 LOG.info("exchange=%s asked_again=%s why=%s", accepted.exchange_id, failure.again, failure.detail)
             # SGLang aborts every request whose rid begins with the given one, so no try's rid may begin with another's.
             rid = f"{tries}-{accepted.exchange_id}" if tries else accepted.exchange_id
-            failure = await self._ask(place, rid, deadline)
+            failure = await self._ask(attempt, rid, deadline)
             if failure is None or failure.again is _Again.NOWHERE or self.capture.token_ids:
                 return failure
             if failure.again is _Again.ELSEWHERE:
-                failed.append(place.engine)
+                failed.append(attempt.engine)
         return failure or _engine_failed(f"no engine answers ({engines.problem()})")
 
-    async def _ask(self, place: EngineAttempt, rid: str, deadline: float) -> Failure | None:
+    async def _ask(self, attempt: EngineAttempt, rid: str, deadline: float) -> Failure | None:
         """Ask one engine, and stream its tokens from the first one on."""
-        self.capture, self.place, self.adapter_version = Capture(), place, place.adapter_version
+        self.capture, self.attempt, self.adapter_version = Capture(), attempt, attempt.adapter_version
         try:
             async with asyncio.timeout_at(deadline) as patience:
-                with self.admission.engines.asked(self.exchange.accepted.session_id, place, patience):
-                    await self._stream(place, rid, patience)
+                with self.admission.engines.asked(self.exchange.accepted.session_id, attempt, patience):
+                    await self._stream(attempt, rid, patience)
         except EngineRefused as error:
-            return await self._refused(place, error)
+            return await self._refused(attempt, error)
         except StaleCache as error:
             return _engine_failed(str(error), _Again.HERE)
         except TryLater as error:
-            place.engine.doubted.set()
+            attempt.engine.doubted.set()
             return _engine_failed(str(error), _Again.ELSEWHERE)
         except TimeoutError:
-            if place.engine.problem is not None:
-                return _engine_failed(place.engine.problem, _Again.ELSEWHERE)
+            if attempt.engine.problem is not None:
+                return _engine_failed(attempt.engine.problem, _Again.ELSEWHERE)
             detail = f"no token within {self.admission.bounds.first_token_timeout_s:g} s"
             refused = unavailable(f"The engine gave {detail}. Try again.")
             return Failure(reason=FailureReason.TIMED_OUT, detail=detail, refused=refused)
@@ -135,11 +135,11 @@ class ExchangeInProgress:
             return _engine_failed((finish and finish.message) or "the engine gave the request up", _Again.ELSEWHERE)
         return None
 
-    async def _stream(self, place: EngineAttempt, rid: str, patience: asyncio.Timeout) -> None:
-        async with closing(place.engine.client.generate(self._request(place, rid))) as chunks:
+    async def _stream(self, attempt: EngineAttempt, rid: str, patience: asyncio.Timeout) -> None:
+        async with closing(attempt.engine.client.generate(self._request(attempt, rid))) as chunks:
             async for chunk in chunks:
                 if chunk.token_ids and self.capture.first_token_at_ms is None:
-                    place.check(chunk)
+                    attempt.check(chunk)
                     self.admission.metrics.ttft_s.observe(perf_counter() - self.started)
                 if chunk.token_ids and patience.when() is not None:
                     patience.reschedule(None)
@@ -153,12 +153,12 @@ class ExchangeInProgress:
                     await self.outlet.begin()
                 self.capture.num_sent_tokens = self.answer.num_sent_tokens or self.capture.num_sent_tokens
 
-    async def _refused(self, place: EngineAttempt, error: EngineRefused) -> Failure:
+    async def _refused(self, attempt: EngineAttempt, error: EngineRefused) -> Failure:
         """Return the failure for a refusal; where the adapter is gone, it lets the next engine be asked."""
-        if place.adapter is not None:
-            await place.engine.ask()
-            if place.adapter not in place.engine.adapters.values():
-                return _engine_failed(f"{place.adapter} is not loaded any more", _Again.HERE)
+        if attempt.adapter is not None:
+            await attempt.engine.ask()
+            if attempt.adapter not in attempt.engine.adapters.values():
+                return _engine_failed(f"{attempt.adapter} is not loaded any more", _Again.HERE)
         refused = BadRequest(f"The engine refused the request: {error.message}", status=error.status)
         return Failure(reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status)
 
@@ -258,18 +258,18 @@ class ExchangeInProgress:
         A chunk's tokens were sampled by the weights that it names or by older ones, but by none older than the
         attempt's weights.
         """
-        if self.place is None or {policy_version(name) for name in self.capture.named} != {self.place.weights}:
+        if self.attempt is None or {policy_version(name) for name in self.capture.named} != {self.attempt.weights}:
             return None
-        return self.place.version
+        return self.attempt.version
 
-    def _request(self, place: EngineAttempt, rid: str) -> GenerateRequest:
+    def _request(self, attempt: EngineAttempt, rid: str) -> GenerateRequest:
         stop_ids = self.admission.renderer.stop_ids(self.exchange.chat.options)
         return GenerateRequest(
             input_ids=self.exchange.whole.token_ids,
             sampling=as_recorded(self.exchange.accepted.sampling, stop_ids),
-            extra_key=place.extra_key,
+            extra_key=attempt.extra_key,
             rid=rid,
-            lora_name=place.adapter,
+            lora_name=attempt.adapter,
             top_logprobs_num=self.exchange.chat.asked.top_logprobs or 0,
         )
 

@@ -120,7 +120,9 @@ class _Text:
         if self.num_sent == 0 and any(stop.lstrip().startswith(self.text) for stop in self.stops):
             return 0  # hidden white space before the text may be the stop's beginning
         held, end = self.stops + self.marks, len(self.text)
-        start = max(self.num_sent, end - max(map(len, held), default=0) + 1)
+        if not held:
+            return end
+        start = max(self.num_sent, end - max(map(len, held)) + 1)
         return next((at for at in range(start, end) if any(one.startswith(self.text[at:]) for one in held)), end)
 
     @property
@@ -138,18 +140,18 @@ class AnswerStream:
     options: Mapping[str, Any]
     exchange_id: str
     stop: tuple[str, ...] = ()
-    said: set[int] = field(default_factory=set)  # the numbers of content's tokens; the reader empties it
+    content_numbers: set[int] = field(default_factory=set)  # the numbers of content's tokens; the reader empties it
     ids: list[int] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     _content: _Text = field(init=False)
     _reasoning: _Text = field(init=False)
-    _place: _Field = _Field.UNKNOWN
+    _growing: _Field = _Field.UNKNOWN
     _num_calls_sent: int = 0
-    _num_shown: int = 0  # tokens whose text the fields hold, while the place is known
+    _num_shown: int = 0  # tokens whose text the fields hold, while the growing field is known
     _num_read: int = 0  # tokens that are read into the fields, whether they show anything or not
     _context: str = ""  # the last of their text: some tokenizers decode a token by the one before
     _marked_at: int = 0  # tokens up to the last marker
-    _told_at: int = 0  # tokens known to be content's or not
+    _counted_to: int = 0  # tokens up to here are counted as content's or not
     _read_again_at: int = 0
     _forced: bool = field(init=False)  # under a grammar a mark may come in letters, so it is read once it is whole
     _thinking: bool = True  # reasoning grew last; content does not end it, since some models think again
@@ -168,7 +170,7 @@ class AnswerStream:
     def num_sent_tokens(self) -> int | None:
         """The number of tokens whose text was all released; None while some of it is held."""
         held = self._content.num_sent < len(self._content.text) or self._reasoning.num_sent < len(self._reasoning.text)
-        calling = self._place is _Field.TOOLS or self._num_calls_sent < len(self.tool_calls)
+        calling = self._growing is _Field.TOOLS or self._num_calls_sent < len(self.tool_calls)
         return None if held or calling else self._num_read
 
     def feed(self, token_ids: Sequence[int]) -> ReplyDelta | None:
@@ -186,9 +188,9 @@ class AnswerStream:
             before = self._content.text
             self._read(ended=True)
             if self._forced:
-                self._tell_behind_thought()
+                self._count_content_behind_thought()
             else:
-                self._tell(before, len(self.ids))
+                self._count_content(before, len(self.ids))
             newest = self._content if self._content.text else self._reasoning
             if matched_stop is not None and matched_stop not in newest.text:
                 newest.drop_half_of(matched_stop)
@@ -206,30 +208,30 @@ class AnswerStream:
         if is_marked:
             self._marked_at = len(self.ids)
             self._read(ended=False)
-        elif self._place is _Field.UNKNOWN:
+        elif self._growing is _Field.UNKNOWN:
             if len(self.ids) >= self._read_again_at:
                 self._read(ended=False)
-        elif self._place is not _Field.TOOLS:
+        elif self._growing is not _Field.TOOLS:
             self._extend()
-        self._tell(before, len(self.ids) - is_marked)
+        self._count_content(before, len(self.ids) - is_marked)
         if is_marked:
-            self._told_at = len(self.ids)
+            self._counted_to = len(self.ids)
         return self._release(ended=False)
 
-    def _tell(self, before: str, end: int) -> None:
+    def _count_content(self, before: str, end: int) -> None:
         """Count the tokens up to `end` as content's if content changed: between two marks all are of one kind."""
         if not self._content.text:
-            self.said.clear()  # also where content turned out to be thought
+            self.content_numbers.clear()  # also where content turned out to be thought
         elif self._content.text != before:
-            self.said.update(range(self._told_at, end))
-            self._told_at = end
+            self.content_numbers.update(range(self._counted_to, end))
+            self._counted_to = end
 
-    def _tell_behind_thought(self) -> None:
+    def _count_content_behind_thought(self) -> None:
         """Count all tokens from content's first one on as content's, if there is content."""
         if self._content.text:
             read = range(len(self.ids))
             first = bisect_left(read, True, key=lambda at: bool(self._parse(at + 1, ended=False).content))
-            self.said.update(at for at in read[first:] if self.ids[at] not in self.renderer.stop_token_ids)
+            self.content_numbers.update(at for at in read[first:] if self.ids[at] not in self.renderer.stop_token_ids)
 
     def num_thought_tokens(self) -> int | None:
         """Return how many tokens of a finished answer stand between marks of thoughts; None: unknown.
@@ -268,7 +270,7 @@ class AnswerStream:
             self._thinking = reasoning_grew
         growth = min(len(self.ids) - self._marked_at, int(len(self.ids) * _READ_AGAIN_AFTER))
         self._read_again_at = len(self.ids) + max(growth, 1)
-        self._place = _Field.UNKNOWN
+        self._growing = _Field.UNKNOWN
         if len(parsed.tool_calls) > len(self.tool_calls):
             calls = parsed.tool_calls if ended else self._closed(parsed.tool_calls)
             for call in calls[len(self.tool_calls) :]:
@@ -276,7 +278,7 @@ class AnswerStream:
         if ended:
             return
         if parsed.unfinished:
-            self._place = _Field.UNKNOWN if self.renderer.listed_tool_calls else _Field.TOOLS
+            self._growing = _Field.UNKNOWN if self.renderer.listed_tool_calls else _Field.TOOLS
         elif content_grew or reasoning_grew:
             self._settle(parsed)
 
@@ -294,16 +296,16 @@ class AnswerStream:
             return
         before = self._parse(len(self.ids) - 1, ended=False)
         if parsed.reasoning == before.reasoning and len(parsed.content) > len(before.content):
-            place, text = _Field.CONTENT, parsed.content
+            growing, text = _Field.CONTENT, parsed.content
         elif parsed.content == before.content and len(parsed.reasoning) > len(before.reasoning):
-            place, text = _Field.REASONING, parsed.reasoning
+            growing, text = _Field.REASONING, parsed.reasoning
         else:
             return
         if text.endswith(last.lstrip()):
-            self._place, self._num_shown, self._context = place, len(self.ids), last
+            self._growing, self._num_shown, self._context = growing, len(self.ids), last
 
     def _extend(self) -> None:
-        self._thinking = self._place is _Field.REASONING
+        self._thinking = self._growing is _Field.REASONING
         shown = self._reasoning if self._thinking else self._content
         start = len(shown.text)
         shown.text += self._new_text()

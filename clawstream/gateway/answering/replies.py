@@ -23,7 +23,7 @@ class SampledTokens:
         self._renderer = renderer
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # with the token's number in the answer
         self._num_tokens = 0
-        self.said: set[int] = set()  # the numbers of the text's tokens, as far as known
+        self.content_numbers: set[int] = set()  # the numbers of the text's tokens, as far as known
 
     def another(self) -> "SampledTokens":
         """Return one for another answer."""
@@ -44,12 +44,12 @@ class SampledTokens:
         found, self._waiting = self._waiting, []
         return {"content": [entry for _, entry in found], "refusal": None} if found else None
 
-    def take_said(self) -> list[dict[str, Any]]:
+    def take_content(self) -> list[dict[str, Any]]:
         """Return the text's new log-probs; drop other tokens before its last one, and keep those behind it."""
-        found = [entry for number, entry in self._waiting if number in self.said]
-        last = max(self.said, default=-1)
+        found = [entry for number, entry in self._waiting if number in self.content_numbers]
+        last = max(self.content_numbers, default=-1)
         self._waiting = [(number, entry) for number, entry in self._waiting if number > last]
-        self.said.clear()
+        self.content_numbers.clear()
         return found
 
     def _entry(self, token: int, value: float | None) -> dict[str, Any]:

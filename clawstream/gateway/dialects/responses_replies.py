@@ -115,7 +115,7 @@ class ResponseReply:
         if self.sampled is None:
             return self._change(text)
         self._text.append(text)
-        logprobs = self.sampled.take_said()
+        logprobs = self.sampled.take_content()
         self._logprobs += logprobs
         return self._part("response.output_text.delta", delta=text, logprobs=logprobs)
 
@@ -139,7 +139,7 @@ class ResponseReply:
             events = self._part("response.reasoning_text.done", text=text)
             events += self._part("response.content_part.done", part={"type": "reasoning_text", "text": text})
         elif kind == "message":
-            logprobs = self._logprobs + ([] if self.sampled is None else self.sampled.take_said())
+            logprobs = self._logprobs + ([] if self.sampled is None else self.sampled.take_content())
             whole = _said_item(text, item["id"], status, logprobs)
             events = self._part("response.output_text.done", text=text, logprobs=logprobs)
             events += self._part("response.content_part.done", part=_output_text(text, logprobs))

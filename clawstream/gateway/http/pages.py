@@ -245,7 +245,7 @@ class _Pages:
         """Return the refusal for the request's key, or for a `model` that is not served."""
         try:
             self._guard.caller(dict(request.headers))
-            self._admission.served_model(model)
+            self._admission.check_model(model)
         except BadRequest as refused:
             return _refusal(request, refused)
         return None

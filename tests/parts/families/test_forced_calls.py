@@ -237,7 +237,7 @@ def test_json_comes_behind_a_thought_that_the_prompt_opened(
         message = kept(renderer, ids, (2,), options)
         assert (message["content"], message["reasoning_content"]) == ('{"name": "Paris"}', "It is <b>.")
         answer, _ = stream(renderer, ids, (2,), options)
-        assert renderer.decode([ids[at] for at in sorted(answer.said)]).strip() == '{"name": "Paris"}'
+        assert renderer.decode([ids[at] for at in sorted(answer.content_numbers)]).strip() == '{"name": "Paris"}'
 
 
 @names(["qwen3"])

@@ -264,6 +264,6 @@ def test_tokens_of_the_content_are_those_behind_the_thought_and_before_the_calls
     said = "".join(pieces)
     before, text = renderer.encode("<think>\nhm\n</think>"), renderer.encode(said)
     answer, _ = feed(renderer, [*before, *text, *renderer.encode(CALL)], cuts)
-    found = [answer.ids[number] for number in sorted(answer.said)]
+    found = [answer.ids[number] for number in sorted(answer.content_numbers)]
     assert renderer.decode(found).strip() == said.strip()
-    assert answer.said <= set(range(len(before), len(before) + len(text)))
+    assert answer.content_numbers <= set(range(len(before), len(before) + len(text)))
