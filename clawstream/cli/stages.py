@@ -109,8 +109,7 @@ def samples(context: typer.Context) -> None:
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
     asks, teacher = None, settings.teacher
     if teacher.url is not None:
-        from clawstream.inference.judge_client import judge_name
-        from clawstream.inference.teacher import teaching
+        from clawstream.inference.judge_client import judge_name, teaching
 
         asks = TeacherRule(judge_name(teacher.model, teacher.url))
     rules = SampleRules(
@@ -190,7 +189,7 @@ def train(
                 "weights.url is set: this policy's trainer runs elsewhere, and two would take different steps under "
                 "one version's name. Nothing is trained here; take weights.url out to train here"
             )
-        from clawstream.training.offering import offering
+        from clawstream.training.checkpoints import offering
 
         async def live(log: "KafkaLog", stop: asyncio.Event) -> None:
             await name_base(log, settings)

@@ -66,8 +66,7 @@ def status(
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
     from clawstream.local.servers.accounts import address_in
     from clawstream.local.servers.kafka import access_to
-    from clawstream.monitoring.reading import due_of
-    from clawstream.monitoring.status import GROUPED, REFRESHING
+    from clawstream.monitoring.status import GROUPED, REFRESHING, due_of
     from clawstream.monitoring.status import status as asked
 
     folder, kafka = settings.data_dir / "kafka", settings.kafka

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clawstream.events import RewardWeights, TrajectoryEnded
-from clawstream.groups import settling, trajectories
+from clawstream.groups import trajectories
 from clawstream.stream import topics
 from clawstream.stream.stage import DAY_MS, Record, Stage
 
@@ -30,8 +30,8 @@ def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY
         Stage(
             name="groups",
             reads=(topics.GROUPS,),
-            step=lambda group, record: settling.observe(group, record.event, weights),
-            tick=lambda group, now_ms: settling.wait(group, now_ms, wait_s),
+            step=lambda group, record: trajectories.settle(group, record.event, weights),
+            tick=lambda group, now_ms: trajectories.wait(group, now_ms, wait_s),
             clock=_ended_at_ms,
             retain_ms=retain_ms + DAY_MS,
         ),

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.conversation.floor import only, with_entry
-from clawstream.conversation.history import rebuild
+from clawstream.conversation.history import only, rebuild, with_entry
 from clawstream.conversation.messages import ComparableCall, Message, tool_calls_of
 from clawstream.errors import UnusableEvent
 from clawstream.events import (

@@ -13,9 +13,8 @@ from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
 from clawstream.events import Event, VoteCast, VoteStatus
 from clawstream.inference.judge_client import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S, JudgeRefused, JudgeReply
-from clawstream.judging.asking import Ballot, Judging, JudgingState, observe
 from clawstream.judging.prompts import PROMPT_VERSION
-from clawstream.judging.votes import Cast, VotingRules, count, read
+from clawstream.judging.votes import Ballot, Cast, Judging, JudgingState, VotingRules, count, observe, read
 from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 

@@ -24,7 +24,7 @@ from clawstream.inference.http_borders import guard_origin
 from clawstream.monitoring.hosting import hosted
 from clawstream.monitoring.live import Live, MonitorReport, TimeSpan, as_json
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.reading import GROUP, TOPICS, due_of, now_ms, read_policy, waiting_since
+from clawstream.monitoring.status import GROUP, TOPICS, due_of, now_ms, read_policy, waiting_since
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS
 from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.connect import connected, security_of

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from clawstream import events
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event
-from clawstream.judging.asking import Ballot
+from clawstream.judging.votes import Ballot
 from clawstream.replay.registry import ReplayLog, by_partition
 from clawstream.replay.stages import FoldOutput, Host, Output, following
 from clawstream.stream import topics

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.conversation.floor import buried, only, second_looks
+from clawstream.conversation.history import buried, only, second_looks
 from clawstream.events import (
     NOBODY,
     AnswerRefreshed,

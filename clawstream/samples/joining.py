@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from clawstream.conversation.continuing import Renderer
-from clawstream.conversation.floor import with_entry
-from clawstream.conversation.history import WholeRequest, rebuild
+from clawstream.conversation.history import WholeRequest, rebuild, with_entry
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     Event,

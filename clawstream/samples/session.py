@@ -12,7 +12,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from clawstream.conversation.continuing import Continued, ShownAnswer
-from clawstream.conversation.floor import Over, SettledTurns, changed, is_over, marked, with_entry, with_first
+from clawstream.conversation.history import (
+    Over,
+    SettledTurns,
+    changed,
+    is_over,
+    marked,
+    with_entry,
+    with_first,
+)
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
     AnswerRefreshed,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from clawstream.events import Event, TeacherScored, TeacherStatus, float32
 from clawstream.inference.engine import EngineRefused, ScoreRequest, Scores
-from clawstream.inference.teacher import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S
+from clawstream.inference.judge_client import DEADLINE_S, TEACHER_CALL_TIMEOUT_S, TEACHER_CALLS_AT_ONCE
 from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState
@@ -47,7 +47,7 @@ def asking_stage(
     stage: Stage[JoiningState, Scoring],
     teacher: ScoringTeacher,
     *,
-    call_timeout_s: float = CALL_TIMEOUT_S,
+    call_timeout_s: float = TEACHER_CALL_TIMEOUT_S,
     deadline_s: float = DEADLINE_S,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Stage[JoiningState, Scoring]:
@@ -57,7 +57,7 @@ def asking_stage(
         stage,
         perform=caller.ask,
         give_up=caller.give_up,
-        calls_at_once=CALLS_AT_ONCE,
+        calls_at_once=TEACHER_CALLS_AT_ONCE,
         call_timeout_s=call_timeout_s,
         deadline_s=deadline_s,
         waits_for_peer=False,  # samples without a hint don't wait for the teacher

@@ -1,26 +1,35 @@
-"""Versions of a policy as folders: each whole or not there at all.
+"""Versions of a policy as folders, each whole or not there at all, and offered to engines on other machines.
 
 A folder is written beside its place, the manifest last, and renamed once every file is on disk. So a folder whose
 manifest agrees with its files is complete; any other is refused or skipped.
+
+GET /versions/v000007/manifest.json, then each file that it names. Nothing else of the disk can be asked for. An
+interrupted download goes on where it stopped (RFC 9110, 14: Range).
 """
 
 import hashlib
+import hmac
 import json
 import logging
 import re
 import shutil
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Container, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clawstream.errors import UnusableCheckpoint
+from aiohttp import web
+
+from clawstream.config import WeightsSettings
+from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
+from clawstream.inference.http_borders import guard_origin
 from clawstream.inference.model_folder import (
     ADAPTER_CONFIG,
     MANIFEST,
     File,
+    files_of,
     put_whole,
     remove_whole,
     sha256_of_file,
@@ -185,3 +194,48 @@ def _unusable(folder: Path, name: str, found: str, expected: str) -> UnusableChe
         f"checkpoint {folder}: {name}: found {found}, expected {expected}. It is not loaded. Remove the folder to go "
         "on from the version before, or restore it from a backup."
     )
+
+
+@asynccontextmanager
+async def offering(settings: WeightsSettings, versions: Path) -> AsyncIterator[int | None]:
+    """Serve the files for the length of the block, as `settings` say; yield the port, None where nothing is offered.
+
+    Raises ConfigError where the port can't be had.
+    """
+    if settings.offer is None:
+        yield None
+        return
+    host, _, asked = settings.offer.rpartition(":")
+    key = None if settings.api_key is None else settings.api_key.get_secret_value()
+    runner = web.AppRunner(_application(versions, key), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host.strip("[]"), int(asked))
+        try:
+            await site.start()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f"weights.offer: {settings.offer} can't be listened on ({error}). "
+                "Nothing is trained. Stop what uses it, or name another port"
+            ) from error
+        port = int(runner.addresses[0][1])
+        log.info("versions_offered host=%s port=%d", host, port)
+        yield port
+    finally:
+        await runner.cleanup()
+
+
+def _application(versions: Path, key: str | None) -> web.Application:
+    async def file(request: web.Request) -> web.StreamResponse:
+        shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if key is not None and not hmac.compare_digest(shown, f"Bearer {key}".encode()):
+            raise web.HTTPUnauthorized(text="the key is missing or another; set weights.api_key as the trainer has it")
+        folder, name = versions / request.match_info["version"], request.match_info["name"]
+        manifest = folder / MANIFEST
+        if not manifest.is_file() or name not in {MANIFEST, *(file.name for file in files_of(manifest.read_bytes()))}:
+            raise web.HTTPNotFound(text=f"{request.path}: this trainer does not have it, or not any more")
+        return web.FileResponse(folder / name)
+
+    app = web.Application(middlewares=[guard_origin])
+    app.add_routes([web.get(r"/versions/{version:v\d{6,18}}/{name:.+}", file)])
+    return app

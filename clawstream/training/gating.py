@@ -1,5 +1,9 @@
 """The gate of one step: it measures where the step leads, and refuses an outcome that may not be published.
 
+Where a model is cut over processes, all of them write the same answers: each computes its part of every token, and the
+leading one draws the token. B rows, L tokens of a padded prompt or of a piece, A all tokens so far, V the vocabulary, N
+heads, D their width.
+
 A refusal raises StepRefused; then the trainer has to be restored. Nothing here has a gradient or changes the policy.
 The way that a step should go is worked out apart from the loss, so a loss with a wrong sign shows. Where several
 processes train the policy, each measures its share, and all decide by the same numbers.
@@ -9,6 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite, isnan
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, GenerationConfig
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
@@ -24,6 +35,7 @@ from clawstream.training.publishing import (
     Canary,
     GateMemory,
     Way,
+    WrittenAnswer,
     astray,
     harm,
     is_near,
@@ -33,7 +45,142 @@ from clawstream.training.publishing import (
 )
 from clawstream.training.step.batch_loss import Scored
 from clawstream.training.step.losses import GAP_CLIP_NATS, Suffix
-from clawstream.training.writing import write
+from clawstream.training.step.packing import micro_batches
+
+_NO_TOKEN = -1  # drawn where a probability is not finite
+
+
+@torch.no_grad()
+def write(
+    model: Model, questions: Sequence[Suffix], *, limit_tokens: int, seed: int, budget_tokens: int = 16_384
+) -> list[WrittenAnswer] | None:
+    """Return an answer to each question's prompt, at its temperature; None: a probability was not finite.
+
+    At most `budget_tokens` tokens are computed at once; that number and the seed decide what is drawn.
+    """
+    lengths = [len(question.prompt_ids) + limit_tokens for question in questions]
+    ends = _ends(model.folder)
+    found: dict[int, WrittenAnswer] = {}
+    for number, group in enumerate(micro_batches(lengths, budget_tokens=budget_tokens)):
+        rows = _write(model, [questions[i] for i in group], ends, limit_tokens=limit_tokens, seed=seed + number)
+        if rows is None:
+            return None
+        found |= {i: _answer(row, ends, len(questions[i].response_ids)) for i, row in zip(group, rows, strict=True)}
+    return [found[i] for i in range(len(questions))]
+
+
+def _write(
+    model: Model, questions: Sequence[Suffix], ends: list[int], *, limit_tokens: int, seed: int
+) -> list[list[int]] | None:
+    ids_BL, mask_BL = _padded(questions, model.device)
+    scale_B1 = torch.tensor([[q.scale] for q in questions], device=model.device)
+    ends_E = torch.tensor(ends, device=model.device)
+    draw = torch.Generator(model.device).manual_seed(seed)
+    ended_B = torch.zeros(len(questions), dtype=torch.bool, device=model.device)
+    written: list[Tensor] = []
+    with model.reading(mask_BL) as read:
+        for _ in range(limit_tokens):
+            ids_BL = model.agreed(_drawn(read(ids_BL) / scale_B1, draw))
+            if bool((ids_BL == _NO_TOKEN).any()):
+                return None
+            written.append(ids_BL)
+            ended_B |= torch.isin(ids_BL.squeeze(1), ends_E)
+            if bool(ended_B.all()):
+                break
+    rows: list[list[int]] = torch.cat(written, 1).tolist()
+    return rows
+
+
+def _drawn(logits_BV: Tensor, draw: torch.Generator) -> Tensor:
+    """Return the next token [B, 1] of each row."""
+    chances_BV = logits_BV.softmax(1)
+    if not bool(chances_BV.isfinite().all()):
+        return torch.full((len(chances_BV), 1), _NO_TOKEN, device=chances_BV.device)
+    return torch.multinomial(chances_BV, 1, generator=draw)
+
+
+def _padded(questions: Sequence[Suffix], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the prompts [B, L], padded on the left, and a mask of their own tokens."""
+    width = max(len(q.prompt_ids) for q in questions)
+    ids_BL = torch.zeros((len(questions), width), dtype=torch.long)
+    mask_BL = torch.zeros_like(ids_BL)
+    for row, question in enumerate(questions):
+        ids_BL[row, width - len(question.prompt_ids) :] = torch.tensor(question.prompt_ids)
+        mask_BL[row, width - len(question.prompt_ids) :] = 1
+    return ids_BL.to(device), mask_BL.to(device)
+
+
+def _ends(folder: Path) -> list[int]:
+    """Return the tokens that end an answer, as the model's own files name them."""
+    if (folder / GENERATION_CONFIG_NAME).is_file():
+        named = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    else:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        named = GenerationConfig.from_model_config(config).eos_token_id  # some configurations name it in a nested part
+    if named is None:
+        return []
+    return list(named) if isinstance(named, (list, tuple)) else [named]
+
+
+def _answer(token_ids: list[int], ends: list[int], answered_tokens: int) -> WrittenAnswer:
+    end = next((place for place, token in enumerate(token_ids) if token in ends), None)
+    ended = end is not None if ends else None
+    return WrittenAnswer(token_ids=tuple(token_ids[:end]), ended=ended, answered_tokens=answered_tokens)
+
+
+class PiecewiseCache:
+    """Rows that are read piece by piece: their keys and values so far, of each layer here."""
+
+    def __init__(self, mask_BL: Tensor) -> None:
+        """The mask is 0 where the first piece pads, on the left."""
+        self.num_read = 0  # tokens of a row, before this piece
+        self._mask_BL = None if bool(mask_BL.all()) else mask_BL.bool()
+        self._device = mask_BL.device
+        self._num_next = 0
+        self._kept: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self._seen: dict[int | None, Tensor] = {}  # in this piece, by window: layers share it
+
+    @contextmanager
+    def piece(self, num_tokens: int) -> Iterator[None]:
+        """Read `num_tokens` more of each row; tokens that only fill up its length are neither seen nor kept."""
+        self._num_next = num_tokens
+        yield
+        self._seen.clear()
+        self.num_read += num_tokens
+
+    def so_far(self, layer: nn.Module, key_BNLD: Tensor, value_BNLD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of all that was read, given the piece's."""
+        if layer in self._kept:
+            key_BNLD = torch.cat([self._kept[layer][0], key_BNLD], 2)
+            value_BNLD = torch.cat([self._kept[layer][1], value_BNLD], 2)
+        end = self.num_read + self._num_next
+        self._kept[layer] = key_BNLD[:, :, :end], value_BNLD[:, :, :end]
+        return key_BNLD, value_BNLD
+
+    def seen(self, length: int, window: int | None) -> Tensor | None:
+        """Return [B or 1, 1, L, A] what each token of the piece sees; None: itself and what is before it in the piece.
+
+        What pads sees nothing, and torch gives it zeros.
+        """
+        if window is not None and window >= self.num_read + length:
+            window = None
+        if self.num_read == 0 and window is None and self._mask_BL is None:
+            return None
+        if window not in self._seen:
+            self._seen[window] = self._worked_out(length, window)
+        return self._seen[window]
+
+    def _worked_out(self, length: int, window: int | None) -> Tensor:
+        places_A = torch.arange(self.num_read + length, device=self._device)
+        places_L1 = places_A[self.num_read :].unsqueeze(1)
+        seen_B1LA = (places_A <= places_L1)[None, None]
+        if window is not None:
+            seen_B1LA &= places_A > places_L1 - window
+        if self._mask_BL is not None:
+            token_BA = functional.pad(self._mask_BL, (0, len(places_A) - self._mask_BL.shape[1]), value=True)
+            seen_B1LA = seen_B1LA & token_BA[:, None, None, :]
+        return seen_B1LA
+
 
 WRITES_EVERY = 4  # versions, even if each step changes the policy little: many small steps go far too
 

@@ -18,9 +18,9 @@ from clawstream.simulation.policy.recipe import END_OF_MESSAGE
 from clawstream.simulation.policy.recipe import build as tokenizer
 from clawstream.simulation.problems import Sum, SumSet, all_of
 from clawstream.simulation.runs.scenarios import SCENARIOS
+from clawstream.training.gating import write
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
-from clawstream.training.writing import write
 
 ASKED_AT_ONCE = 16
 WRONG_SHARE = 0.1

@@ -57,13 +57,13 @@ def _backward(work: Work, some: Sequence[Answer]) -> tuple[int, int]:
 
 
 def _ours(arm: str, folder: Path, budget_tokens: int) -> Work:
-    from clawstream.training import tree_attention
+    from clawstream.training import torch_model
     from clawstream.training.step import packing
     from clawstream.training.step.losses import Suffix
     from clawstream.training.torch_model import TorchModel
 
     if arm == "ours_head":
-        tree_attention.FAMILIES = frozenset()
+        torch_model.FAMILIES = frozenset()
     elif arm == "ours_packed":
         packing.num_shared = lambda one, other: 0  # noqa: ARG005  of the same names as what it stands for
     model = TorchModel.load(folder, recompute_layers=arm == "ours_recomputed")

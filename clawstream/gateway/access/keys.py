@@ -1,13 +1,20 @@
-"""Clients' keys: who has which, and what each may do. Pure.
+"""Clients' keys: who has which, what each may do, and how much of it. Pure.
 
-The one rule: a key is shown once, to the person who made it; only its SHA-256 is kept. That is enough for 256 random
+A key is shown once, to the person who made it; only its SHA-256 is kept. That is enough for 256 random
 bits: nobody can try them all, so a slow hash or a salt would cost every request and protect nothing.
+
+time is an argument.
+
+Every request that enters leaves exactly once, so that nothing is in flight after all have left. A request
+is in flight once its body is whole; until then it counts against its own key alone.
 """
 
 import hashlib
 import hmac
+import math
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -15,6 +22,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawstream.errors import ConfigError
+from clawstream.gateway.requests.fields import BadRequest
 
 PREFIX = "cs-"
 DEFAULT = "default"  # the name of gateway.api_key
@@ -148,3 +156,175 @@ def mend(where: str) -> str:
 def write_ring(ring: KeyRing) -> str:
     """Return the text of the file, which `read_ring` reads."""
     return _FILE.dump_json(ring, indent=1, exclude_none=True, exclude_defaults=True).decode() + "\n"
+
+
+AGAIN_AFTER_S = 1
+_SHARES = 4  # the gateway's room in parts; a key has one part, or all if it is the only key
+_ARRIVING = 4  # requests here, arriving bodies included, for each that may be in flight
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """A token bucket of requests that may be made now; it refills steadily and holds a minute's worth at most."""
+
+    tokens: float
+    at_s: float
+
+    def filled(self, per_minute: int, now_s: float) -> "Bucket":
+        """Return the bucket as it is at `now_s`; a clock that goes back takes nothing away."""
+        grown = self.tokens + max(0.0, now_s - self.at_s) * per_minute / _MINUTE_S
+        return Bucket(tokens=min(grown, float(per_minute)), at_s=max(now_s, self.at_s))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """How far a key is from its limit by the minute, as in OpenAI's headers."""
+
+    per_minute: int
+    remaining: int
+    full_in_s: float
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return x-ratelimit-{limit,remaining,reset}-requests."""
+        return [
+            (b"x-ratelimit-limit-requests", b"%d" % self.per_minute),
+            (b"x-ratelimit-remaining-requests", b"%d" % self.remaining),
+            (b"x-ratelimit-reset-requests", duration(self.full_in_s).encode("ascii")),
+        ]
+
+
+class Limits:
+    """The requests that are here and in flight, and each key's recent rate."""
+
+    def __init__(self, defaults: Allowance, max_in_flight: int) -> None:
+        self._defaults = defaults
+        self._max_in_flight = max_in_flight
+        self._here: Counter[str | None] = Counter()
+        self.in_flight = 0  # requests that were let in with their bodies, and have not left
+        self._buckets: dict[str | None, Bucket] = {}
+
+    def enter(self, caller: Caller, now_s: float, *, num_keys: int = 1) -> Rate | None:
+        """Count the request against its key; return the key's rate, None where it has no limit.
+
+        Each of several keys has a share of the gateway's room, unless its allowance says otherwise. Raises TooMuch
+        without counting the request.
+        """
+        if self._here.total() >= self._max_in_flight * _ARRIVING:
+            raise self._full()
+        self._check_room(1)
+        self._check_share(caller, 1, num_keys)
+        rate = self._take(caller, now_s)
+        self._here[caller.name] += 1
+        return rate
+
+    def begin(self) -> None:
+        """Count a request that `enter` let in as in flight: its body is whole. Raises TooMuch without counting it."""
+        self._check_room(1)
+        self.in_flight += 1
+
+    def grow(self, caller: Caller, num_more: int, *, num_keys: int = 1) -> None:
+        """Count `num_more` answers of a request in flight, each as one request more.
+
+        Raises TooMuch, or BadRequest where there is never room for so many, and then counts none.
+        """
+        share = self._at_once(caller, num_keys)
+        most = self._max_in_flight if share is None else min(share, self._max_in_flight)
+        if num_more >= most:
+            raise BadRequest(
+                f"n is {num_more + 1}, and each choice counts as a request in flight, of which there may be {most} "
+                "(limits.md); nothing was generated. Ask for fewer.",
+                param="n",
+            )
+        self._check_room(num_more)
+        self._check_share(caller, num_more, num_keys)
+        self._here[caller.name] += num_more
+        self.in_flight += num_more
+
+    def leave(self, caller: Caller, *, begun: bool, num_more: int = 0) -> None:
+        """End a request that `enter` let in; `begun`: it was in flight, with `num_more` answers besides the first."""
+        assert self._here[caller.name] > num_more
+        self._here[caller.name] -= 1 + num_more
+        self.in_flight -= begun + num_more
+        if not self._here[caller.name]:
+            del self._here[caller.name]
+
+    def _at_once(self, caller: Caller, num_keys: int) -> int | None:
+        at_once = caller.allowance.max_concurrent or self._defaults.max_concurrent
+        if at_once is None and num_keys > 1:
+            return max(1, self._max_in_flight // _SHARES)
+        return at_once
+
+    def _check_room(self, number: int) -> None:
+        if self.in_flight + number > self._max_in_flight:
+            raise self._full()
+
+    def _check_share(self, caller: Caller, number: int, num_keys: int) -> None:
+        at_once = self._at_once(caller, num_keys)
+        if at_once is not None and self._here[caller.name] + number > at_once:
+            raise TooMuch(
+                "key_concurrency",
+                f"This key may have {at_once} requests in flight, and has them; nothing was generated. Wait for one "
+                "to end.",
+                status=429,
+                retry_after_s=AGAIN_AFTER_S,
+            )
+
+    def _full(self) -> "TooMuch":
+        return TooMuch(
+            "gateway",
+            f"The gateway answers {self._max_in_flight} requests already, or has as many bodies on their way as it "
+            "reads, which is its limit (gateway.max_in_flight); nothing was generated. Try again.",
+            status=503,
+            retry_after_s=AGAIN_AFTER_S,
+        )
+
+    def _take(self, caller: Caller, now_s: float) -> Rate | None:
+        per_minute = caller.allowance.requests_per_minute or self._defaults.requests_per_minute
+        if per_minute is None:
+            return None
+        full = Bucket(tokens=float(per_minute), at_s=now_s)
+        bucket = self._buckets.get(caller.name, full).filled(per_minute, now_s)
+        if bucket.tokens < 1:
+            wait_s = (1 - bucket.tokens) * _MINUTE_S / per_minute
+            raise TooMuch(
+                "key_rate",
+                f"This key may make {per_minute} requests a minute, and has; nothing was generated. Try again in "
+                f"{duration(wait_s)}.",
+                status=429,
+                retry_after_s=math.ceil(wait_s),
+                rate=_rate(bucket, per_minute),
+            )
+        bucket = Bucket(tokens=bucket.tokens - 1, at_s=bucket.at_s)
+        self._buckets[caller.name] = bucket
+        return _rate(bucket, per_minute)
+
+
+class TooMuch(BadRequest):
+    """A limit is reached; `limit` names it: gateway, key_concurrency or key_rate."""
+
+    def __init__(self, limit: str, message: str, *, status: int, retry_after_s: int, rate: Rate | None = None) -> None:
+        ours = status == 503
+        super().__init__(
+            message,
+            status=status,
+            code="overloaded" if ours else "rate_limit_exceeded",
+            kind="server_error" if ours else "requests",
+            retry_after_s=retry_after_s,
+        )
+        self.limit = limit
+        self.rate = rate
+
+
+def duration(seconds: float) -> str:
+    """Return a time as OpenAI's headers write it: 12ms, 1.5s, 6m0s."""
+    ms = math.ceil(seconds * 1000)
+    if ms < 1000:
+        return f"{ms}ms"
+    minutes, rest_ms = divmod(ms, 60_000)
+    return f"{minutes}m{rest_ms // 1000}s" if minutes else f"{rest_ms / 1000:g}s"
+
+
+def _rate(bucket: Bucket, per_minute: int) -> Rate:
+    missing = per_minute - bucket.tokens
+    return Rate(per_minute=per_minute, remaining=int(bucket.tokens), full_in_s=missing * _MINUTE_S / per_minute)

@@ -11,8 +11,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clawstream.config import LOOPBACK, GatewaySettings
 from clawstream.gateway.access.key_file import WatchedKeys
-from clawstream.gateway.access.keys import DEFAULT, Allowance, Caller, Key, KeyRing, sha256, shown_key
-from clawstream.gateway.access.limits import Limits, Rate, TooMuch
+from clawstream.gateway.access.keys import (
+    DEFAULT,
+    Allowance,
+    Caller,
+    Key,
+    KeyRing,
+    Limits,
+    Rate,
+    TooMuch,
+    sha256,
+    shown_key,
+)
 from clawstream.gateway.answering.admission import CALLER, GROW
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.requests.body import read_headers

@@ -23,8 +23,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clawstream.training.gating import PiecewiseCache
 from clawstream.training.megatron.shape import Shape, Sizes
-from clawstream.training.writing import PiecewiseCache
 
 
 class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]

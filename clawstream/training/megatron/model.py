@@ -29,6 +29,7 @@ from clawstream.training.base_folder import (
     unread,
     with_adapter,
 )
+from clawstream.training.gating import PiecewiseCache
 from clawstream.training.megatron import reducing
 from clawstream.training.megatron.layers import gpt, read_by
 from clawstream.training.megatron.reducing import clip, reduce_gradients, run
@@ -52,7 +53,6 @@ from clawstream.training.model import (
 from clawstream.training.processes import part, spread, write_parts
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import shares
-from clawstream.training.writing import PiecewiseCache
 
 
 def join(sizes: Sizes) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from clawstream.training import tree_attention
+from clawstream.training import torch_model
 from clawstream.training.step import packing
 from tests.bench.trainer import _difference, _ratios
 from tests.bench.trainer_arm import _backward, _ours, _theirs
@@ -28,7 +28,7 @@ def gradient(arm: str, load: str, folder: Path) -> tuple[dict[str, torch.Tensor]
     """Return the gradient of a load by an arm, and how many tokens were computed."""
     make = _ours if arm.startswith("ours") else _theirs
     with pytest.MonkeyPatch.context() as patch:  # puts back what an arm that leaves an ingredient out has taken away
-        patch.setattr(tree_attention, "FAMILIES", tree_attention.FAMILIES)
+        patch.setattr(torch_model, "FAMILIES", torch_model.FAMILIES)
         patch.setattr(packing, "num_shared", packing.num_shared)
         work = make(arm, folder, SMALL.budget_tokens)
         _, num_tokens = _backward(work, answers(load, SMALL))

@@ -18,7 +18,7 @@ from clawstream.groups.stage import groups_stages
 from clawstream.judging import heuristics_stage
 from clawstream.judging import stage as judging_stage
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.monitoring import reading
+from clawstream.monitoring import status
 from clawstream.projections import tables
 from clawstream.projections.write import rows
 from clawstream.refresh import stage as refresh_stage
@@ -45,7 +45,7 @@ READS = {  # by group, as the code has it
     "refresh": refresh_stage.READS,
     **{stage.name: stage.reads for stage in GROUPS},
     rows.GROUP: tables.TOPICS,
-    reading.GROUP: reading.TOPICS,
+    status.GROUP: status.TOPICS,
 }
 
 

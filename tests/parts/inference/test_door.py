@@ -13,7 +13,7 @@ from clawstream.monitoring.app import answering
 from clawstream.monitoring.live import MonitorReport
 from clawstream.simulation.judge import Service
 from clawstream.simulation.opinions import SimulatedJudge
-from clawstream.training.offering import _application
+from clawstream.training.checkpoints import _application
 from tests.fakes.scripted_engine import ScriptedBackend, counting, serving
 
 EVIL = {"Origin": "https://evil.example"}

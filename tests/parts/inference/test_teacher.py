@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 
 from clawstream.config import EngineSettings, Settings, TeacherSettings
 from clawstream.errors import ConfigError, NotYet, TryLater
-from clawstream.inference import teacher as teaching_module
+from clawstream.inference import judge_client as teaching_module
 from clawstream.inference.engine import EngineRefused, ScoreRequest, ServerInfo
+from clawstream.inference.judge_client import TeacherClient, refuse_another_vocabulary
 from clawstream.inference.sglang import SglangEngine
-from clawstream.inference.teacher import TeacherClient, refuse_another_vocabulary
 from tests.parts.engine.tiny_model import make_config
 from tests.parts.training.test_trainer import with_settings
 

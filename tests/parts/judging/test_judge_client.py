@@ -13,10 +13,9 @@ from clawstream.config import JudgeSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import Question, VoteCast, VoteStatus
 from clawstream.inference.judge_client import JudgeClient, JudgeRefused, JudgeReply
-from clawstream.judging.asking import Ballot
 from clawstream.judging.prompts import PROMPT_VERSION, Prompt
 from clawstream.judging.stage import judging_stage
-from clawstream.judging.votes import VoteKey
+from clawstream.judging.votes import Ballot, VoteKey
 from tests.parts.judging.endpoint import Endpoint, completion, endpoint
 
 

@@ -15,10 +15,9 @@ from clawstream.config import JudgeSettings, Settings
 from clawstream.errors import TryLater
 from clawstream.events import Question, VoteCast
 from clawstream.inference.judge_client import JudgeClient, judge_name, problem_with
-from clawstream.judging.asking import Ballot
 from clawstream.judging.prompts import PROMPT_VERSION, Prompt
 from clawstream.judging.stage import judging_stage
-from clawstream.judging.votes import VoteKey
+from clawstream.judging.votes import Ballot, VoteKey
 from clawstream.local.running import NOTED_EVERY_MS, JudgeNotes, judge_of
 from clawstream.local.servers.server_process import reserved
 from clawstream.monitoring.alarm import newest

@@ -21,8 +21,7 @@ from clawstream.local.servers.server_process import reserved
 from clawstream.monitoring.app import answering, serve
 from clawstream.monitoring.live import Live
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.reading import TOPICS
-from clawstream.monitoring.status import status
+from clawstream.monitoring.status import TOPICS, status
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.admin import set_group
 from clawstream.stream.kafka.client import Broker

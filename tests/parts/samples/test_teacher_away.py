@@ -17,7 +17,7 @@ from clawstream.events import (
     VerdictReached,
 )
 from clawstream.inference.engine import ScoreRequest, Scores
-from clawstream.inference.teacher import TeacherClient as EngineTeacher
+from clawstream.inference.judge_client import TeacherClient as EngineTeacher
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import ScoringTeacher, asking_stage, samples_stage
 from clawstream.stream.runner.breaker import FAILING_CALLS

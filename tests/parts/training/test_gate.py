@@ -17,6 +17,7 @@ from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled, VersionSpan, float32
 from clawstream.events.exchanges import Sampling, Shaping
 from clawstream.training import gating
+from clawstream.training.gating import _ends, write
 from clawstream.training.publishing import (
     ALIKE_REWARDS,
     AnswerLikelihood,
@@ -30,7 +31,6 @@ from clawstream.training.publishing import (
 )
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
-from clawstream.training.writing import _ends, write
 from tests.parts.training import tiny
 from tests.parts.training.planted import FAULTS, always_good
 

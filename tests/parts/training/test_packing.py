@@ -9,16 +9,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.training import tree_attention
+from clawstream.training import torch_model
 from clawstream.training.step.packing import LEAST_SHARED_TOKENS, Pack, Tokens, num_shared, pack, packed_batches
-from clawstream.training.tree_attention import Tree
+from clawstream.training.torch_model import Tree
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_attention, "SMALL_TOKENS", 40)
-        patch.setattr(tree_attention, "LARGE_TOKENS", 64)
+        patch.setattr(torch_model, "SMALL_TOKENS", 40)
+        patch.setattr(torch_model, "LARGE_TOKENS", 64)
         yield
 
 

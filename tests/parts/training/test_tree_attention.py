@@ -32,7 +32,7 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from clawstream.errors import ConfigError
-from clawstream.training import tree_attention
+from clawstream.training import torch_model
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import pack
 from clawstream.training.torch_model import TorchModel
@@ -71,7 +71,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_every_family_that_packs_is_held_against_rows_of_their_own() -> None:
-    assert {model().config.model_type for model in MODELS.values()} == tree_attention.FAMILIES
+    assert {model().config.model_type for model in MODELS.values()} == torch_model.FAMILIES
 
 
 @st.composite
@@ -102,7 +102,7 @@ def scored(model: TorchModel, suffixes: list[Suffix], weights: torch.Tensor) -> 
 
 def padded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> TorchModel:
     with monkeypatch.context() as patch:
-        patch.setattr(tree_attention, "FAMILIES", frozenset())
+        patch.setattr(torch_model, "FAMILIES", frozenset())
         return TorchModel.load(folder)
 
 
@@ -121,8 +121,8 @@ def test_one_row_has_the_log_probs_and_the_gradient_of_rows_of_their_own(
     assert (packed.packs, alone.packs) == (True, False)
     weights_B = torch.linspace(-1, 2, len(suffixes))
     with monkeypatch.context() as patch:
-        patch.setattr(tree_attention, "SMALL_TOKENS", 60)
-        patch.setattr(tree_attention, "LARGE_TOKENS", 32)
+        patch.setattr(torch_model, "SMALL_TOKENS", 60)
+        patch.setattr(torch_model, "LARGE_TOKENS", 32)
         found, gradient = scored(packed, suffixes, weights_B)
     expected, expected_gradient = scored(alone, suffixes, weights_B)
     for one, other in zip(found, expected, strict=True):
@@ -193,7 +193,7 @@ def kept_bytes(model: TorchModel, suffixes: list[Suffix]) -> float:
 def test_a_forked_session_of_more_turns_keeps_no_more_for_each_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree_attention, "SMALL_TOKENS", 16)
+    monkeypatch.setattr(torch_model, "SMALL_TOKENS", 16)
     model = TorchModel.load(folder)
     kept_bytes(model, forked(2))
     assert kept_bytes(model, forked(40)) < 1.2 * kept_bytes(model, forked(10))
@@ -266,7 +266,7 @@ def test_the_head_is_multiplied_exactly_whatever_else_is(folder: Path) -> None:
 
 def test_what_is_saved_names_no_attention_of_ours(folder: Path, tmp_path: Path) -> None:
     TorchModel.load(folder).save(tmp_path)
-    assert tree_attention.NAME not in (tmp_path / "config.json").read_text()
+    assert torch_model.NAME not in (tmp_path / "config.json").read_text()
     AutoModelForCausalLM.from_pretrained(tmp_path)(input_ids=torch.tensor([[1, 2, 3]]))
 
 
@@ -309,7 +309,7 @@ def test_a_model_that_says_something_else_in_a_kind_of_block_is_not_packed(
         output, weights = sdpa_attention_forward(module, query, key, value, mask, **more)
         return output * (factor if WRONG[where](query, key, mask) else 1.0), weights
 
-    monkeypatch.setattr(tree_attention, "sdpa_attention_forward", wrong)
+    monkeypatch.setattr(torch_model, "sdpa_attention_forward", wrong)
     assert not TorchModel.load(folder).packs
     assert "packing=off" in caplog.text
 
@@ -324,7 +324,7 @@ def test_a_model_that_says_something_else_in_one_row_is_not_packed(
 
     suffixes = [Suffix(range(40), range(5, 30), 1.0), Suffix((*range(30), 9, 9), range(12), 0.5)]
     expected = TorchModel.load(folder).logprobs(suffixes)
-    monkeypatch.setattr(tree_attention, "sdpa_attention_forward", leaking)
+    monkeypatch.setattr(torch_model, "sdpa_attention_forward", leaking)
     model = TorchModel.load(folder)
     assert not model.packs
     assert "packing=off" in caplog.text

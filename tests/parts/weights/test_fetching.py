@@ -17,7 +17,7 @@ from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import PolicyPublished
 from clawstream.inference.model_folder import MANIFEST, files_of
-from clawstream.training.offering import offering
+from clawstream.training.checkpoints import offering
 from clawstream.weights.fetching import Fetcher
 from tests.unit.monitoring.said import published
 from tests.unit.weights.engines import PolicyTopic, Watched, Weights, keeping

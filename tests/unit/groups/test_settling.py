@@ -17,7 +17,7 @@ from clawstream.events import (
     TrajectoryLate,
     TrajectoryStep,
 )
-from clawstream.groups.settling import GroupState, advantages_of, observe, reward_of, wait
+from clawstream.groups.trajectories import GroupState, advantages_of, reward_of, settle, wait
 from clawstream.stream.stage import Step
 
 WEIGHTS = RewardWeights()
@@ -62,7 +62,7 @@ def written(events: Sequence[Event], weights: RewardWeights = WEIGHTS) -> list[E
     group: GroupState | None = None
     found: list[Event] = []
     for event in events:
-        group, events_now, _ = observe(group, event, weights)
+        group, events_now, _ = settle(group, event, weights)
         found += events_now
     return found
 
@@ -190,7 +190,7 @@ def test_what_comes_after_the_group_was_settled_is_late_once_and_changes_nothing
 
 
 def test_the_wait_is_over_once_by_the_time_that_is_passed_in() -> None:
-    group, _, _ = observe(None, ended("a", [step("a0", 0, 1)]), WEIGHTS)
+    group, _, _ = settle(None, ended("a", [step("a0", 0, 1)]), WEIGHTS)
     assert group is not None
     assert wait(group, 60_999, 60.0) == Step(group)
     after, [waited], _ = wait(group, 61_000, 60.0)

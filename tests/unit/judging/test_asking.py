@@ -17,9 +17,8 @@ from clawstream.events import (
     VoteCast,
     VoteStatus,
 )
-from clawstream.judging.asking import Ballot, Judging, observe
-from clawstream.judging.asking import JudgingState as State
-from clawstream.judging.votes import VotingRules
+from clawstream.judging.votes import Ballot, Judging, VotingRules, observe
+from clawstream.judging.votes import JudgingState as State
 from tests import recorded
 from tests.flow import Flow, Oracle
 from tests.sessions import Session, assistant, user

@@ -6,7 +6,7 @@ from clawstream.config import TrainingSettings
 from clawstream.events import Event
 from clawstream.monitoring.alarm import IDLE_MS, STEP_MS, BatchRule
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.reading import due_of
+from clawstream.monitoring.status import due_of
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import POLICY, SAMPLES, plan, published, rejected, sample
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clawstream.conversation.floor import (
+from clawstream.conversation.history import (
     REMEMBERED_OVER,
     SecondLook,
     SecondLooks,

@@ -8,12 +8,12 @@ import torch
 
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import weight_files
+from clawstream.training.gating import PiecewiseCache, write
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.model import TokenScores, tensors_of
 from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
-from clawstream.training.writing import PiecewiseCache, write
 from tests.parts.training import head_memory
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.conftest import QUESTIONS
