@@ -38,8 +38,7 @@ from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request
-from clawstream.gateway.requests.sampling import of_the_policy, sampling_of
-from clawstream.gateway.requests.wire import ChatRequest, parse_body, scope_of, truthy
+from clawstream.gateway.requests.wire import ChatRequest, of_the_policy, parse_body, sampling_of, scope_of, truthy
 from clawstream.gateway.sessions import Conversations, KnownSession, Recall, SampledAnswers, SessionIndex
 from clawstream.rendering.renderer import PromptRenderer
 

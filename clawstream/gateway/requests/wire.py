@@ -1,4 +1,4 @@
-"""A client's request, checked: OpenAI's JSON to frozen values. Pure.
+"""A client's request, checked: JSON to frozen values; and the sampling of its answer, with defaults and room. Pure.
 
 No field is dropped in silence. A wish that can't be met is refused with a message that names the field, its value and
 what is expected. Fields that only label a request (`user`, `metadata`, ...) are kept.
@@ -8,16 +8,18 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from clawstream.conversation.messages import Message
-from clawstream.events import Shaping
+from clawstream.events import Sampling, Shaping
+from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.gateway.requests.fields import (
     MOST,
     BadRequest,
+    TooLong,
     boolean,
     integer,
     items,
@@ -40,7 +42,14 @@ from clawstream.gateway.requests.pictures import (
     check_shown,
     with_words,
 )
-from clawstream.gateway.requests.shaping import called_name, check_tools, narrowed, read_shaping, refuse_halves
+from clawstream.gateway.requests.shaping import (
+    MAX_GRAMMAR_BYTES,
+    called_name,
+    check_tools,
+    narrowed,
+    read_shaping,
+    refuse_halves,
+)
 
 # The gateway's own fields, not the model's: they name the session, and a retry need not repeat them.
 PRIVATE_KEYS = frozenset({"session_id", "session_done", "turn_type"})
@@ -302,3 +311,64 @@ def plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def sampling_of(
+    asked: ReplyOptions,
+    *,
+    grammar: str | None,
+    num_prompt_tokens: int,
+    context_length_tokens: int,
+    default_max_tokens: int | None,
+    default_temperature: float,
+) -> Sampling:
+    """Return the answer's sampling, in which `grammar` replaces the requested schema. Raises BadRequest."""
+    room = context_length_tokens - num_prompt_tokens
+    if room < 1:
+        raise TooLong(
+            f"the messages are {num_prompt_tokens} tokens long", context_length_tokens, prompt_tokens=num_prompt_tokens
+        )
+    shaping = asked.shaping
+    if grammar is not None:
+        if (num_bytes := len(grammar.encode())) > MAX_GRAMMAR_BYTES:
+            raise BadRequest(
+                f"The tools, and a schema that the answer is to follow, make a grammar of {num_bytes} bytes; expected "
+                f"at most {MAX_GRAMMAR_BYTES}. Offer fewer tools, or name one of them in tool_choice.",
+                param="tool_choice",
+            )
+        shaping = replace(shaping or Shaping(), json_schema=None, ebnf=grammar)
+    max_tokens = min(asked.max_tokens or default_max_tokens or room, room)
+    if shaping is not None and shaping.min_new_tokens > max_tokens:
+        raise BadRequest(
+            f"min_tokens is {shaping.min_new_tokens}; the answer has at most {max_tokens} tokens. "
+            "Ask for fewer, or shorten the messages.",
+            param="min_tokens",
+        )
+    return Sampling(
+        temperature=default_temperature if asked.temperature is None else asked.temperature,
+        top_p=1.0 if asked.top_p is None else asked.top_p,
+        top_k=asked.top_k,
+        max_tokens=max_tokens,
+        seed=asked.seed,
+        stop=asked.stop,
+        shaping=shaping,
+    )
+
+
+def of_the_policy(sampling: Sampling, *, default_temperature: float) -> Sampling:
+    """Return the closest sampling from the policy's whole distribution.
+
+    Raises BadRequest for a grammar, since without it the client could not read the answer.
+    """
+    if sampling.of_the_policy:
+        return sampling
+    if sampling.shaping is not None and sampling.shaping.has_grammar:
+        raise BadRequest(
+            "The answer is to follow a grammar (response_format, json_schema, regex, ebnf, or a tool_choice that has "
+            "a tool called), and this gateway samples main turns from the policy's whole distribution "
+            "(samples.off_distribution = gateway_override); nothing was generated. Leave the grammar out, or ask in a "
+            "side turn (X-Turn-Type: side).",
+            code="unsupported_value",
+        )
+    warm = (value for value in (sampling.temperature, default_temperature, 1.0) if value >= GREEDY_BELOW)
+    return replace(sampling, temperature=next(warm), top_p=1.0, top_k=None, shaping=None)

@@ -11,8 +11,7 @@ import pytest
 from clawstream.config import GatewaySettings, SamplesSettings
 from clawstream.events import ExchangeCompleted, Shaping, TokenBias
 from clawstream.gateway.requests.fields import BadRequest
-from clawstream.gateway.requests.sampling import sampling_of
-from clawstream.gateway.requests.wire import read_request
+from clawstream.gateway.requests.wire import read_request, sampling_of
 from clawstream.rendering import calling
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway
 
