@@ -232,7 +232,9 @@ def _application(versions: Path, key: str | None) -> web.Application:
             raise web.HTTPUnauthorized(text="the key is missing or another; set weights.api_key as the trainer has it")
         folder, name = versions / request.match_info["version"], request.match_info["name"]
         manifest = folder / MANIFEST
-        if not manifest.is_file() or name not in {MANIFEST, *(file.name for file in files_of(manifest.read_bytes()))}:
+        if not manifest.is_file() or (
+            name != MANIFEST and name not in {file.name for file in files_of(manifest.read_bytes())}
+        ):
             raise web.HTTPNotFound(text=f"{request.path}: this trainer does not have it, or not any more")
         return web.FileResponse(folder / name)
 

@@ -188,7 +188,7 @@ def statuses(*modules: str) -> set[str]:
 
 ENGINE_S = "422"  # SGLang's own, when it refuses what nobody here did
 PAGE = statuses("connection") | {"405", "200"}
-POST = PAGE | statuses("security", "limits", "body", "admission")
+POST = PAGE | statuses("security", "keys", "body", "admission")
 POSSIBLE = {
     "/v1/chat/completions": POST | {ENGINE_S},
     "/v1/responses": POST | {ENGINE_S},
