@@ -1,4 +1,4 @@
-"""What every command shares: its settings, its log lines, the servers it looks at, and stopping on a signal."""
+"""Functions that all commands share: settings, log lines, access to the database and the broker, stop signals."""
 
 import asyncio
 import gc
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
 EVERY_S = 10.0
-_MOST_KNOWN = 1000  # lines; a template is one, whatever is put into it
+_MOST_KNOWN = 1000  # log lines; lines of one template count as one
 
 
 @dataclass(slots=True)
@@ -35,9 +35,9 @@ class _LinesSaid:
 
 
 class Seldom(logging.Filter):
-    """Lets each line of a logger and those below it through once in `every_s`, with how many were left out since.
+    """Lets each log line through once in `every_s` and counts the others, for one logger and those below it.
 
-    While a broker is away aiokafka says the same of each attempt of each client: hundreds of lines a second.
+    While a broker is away, aiokafka logs each attempt of each client: hundreds of equal lines a second.
     """
 
     def __init__(self, name: str, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,8 +47,8 @@ class Seldom(logging.Filter):
         self._said: dict[tuple[str, str], _LinesSaid] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is said."""
-        if not super().filter(record):  # somebody else's
+        """Return whether the line is logged."""
+        if not super().filter(record):  # of another logger
             return True
         line, now_s = (record.name, str(record.msg)), self._clock()
         known = self._said.get(line)
@@ -64,7 +64,7 @@ class Seldom(logging.Filter):
 
 
 def harmless(text: str, *, kept: str = "") -> str:
-    """Return what others wrote as rich is to print it: no markup of theirs counts, and no terminal obeys them."""
+    """Return foreign text so that rich prints it as it is: its markup and terminal codes have no effect."""
     from clawstream.projections.look.summaries import printable
 
     return escape(printable(text, kept=kept))
@@ -72,13 +72,13 @@ def harmless(text: str, *, kept: str = "") -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What the options before the command say."""
+    """The options that stand before the command."""
 
     config: Path | None
 
     @classmethod
     def of(cls, command: typer.Context) -> "Context":
-        """Return it as the command line's first function kept it."""
+        """Return the options, which the callback in cli/__init__.py stored in `command`."""
         assert isinstance(command.obj, cls)
         return command.obj
 
@@ -87,7 +87,7 @@ class Context:
         return load(self.config)
 
     def settings_of_what_ran(self) -> Settings:
-        """Read the settings; where they name neither a policy nor a model, it is the one that was last up here."""
+        """Read the settings; where they name neither policy nor model, take the policy that last ran here."""
         from clawstream.local.running import policy_of
 
         settings = self.settings()
@@ -99,7 +99,7 @@ class Context:
 
 @asynccontextmanager
 async def pulse(file: Path, every_s: float = 10.0) -> AsyncIterator[None]:
-    """Within, the file's time is no older than that while the event loop turns; without a folder there is none."""
+    """Touch `file` every `every_s` during the block, as a sign that the event loop runs; OSError ends it silently."""
 
     async def beat() -> None:
         with suppress(OSError):
@@ -127,7 +127,7 @@ def log_to_stderr(stage: str, *, level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chatty in ("aiokafka", "faust", "httpx", "httpx2", "uvicorn.error", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("aiokafka.producer").setLevel(logging.ERROR)  # it warns of each retry; what fails is raised
+    logging.getLogger("aiokafka.producer").setLevel(logging.ERROR)  # it warns of each retry; failures are raised
 
 
 def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
@@ -162,25 +162,25 @@ async def unless_stopped(work: Coroutine[None, None, T], stop: asyncio.Event) ->
 
 
 async def leave_what_is_loaded(_url: str) -> None:
-    """The garbage collector no longer looks at what is there, half a million objects, and looks less often."""
+    """Exempt the objects loaded so far, half a million, from garbage collection, and make it less frequent."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # next to nothing of a request is a cycle; a look at its objects cost 4 %
+    gc.set_threshold(20_000, 20, 20)  # requests leave almost no cycles; searching for them cost 4 %
 
 
 def hide_torch() -> None:
-    """Let transformers bring its tokenizers without torch, which a process that only renders prompts never needs.
+    """Make transformers load its tokenizers without torch, which a process that only renders prompts never needs.
 
-    Where torch is installed that saves some 600 MB and several seconds of start-up.
+    Where torch is installed, this saves some 600 MB and several seconds of start-up.
     """
     quiet_transformers()
     if "torch" not in sys.modules:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # how Python marks a module as not to be had
+        sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
 
 
 @contextmanager
 def database(settings: Settings) -> Iterator[str]:
-    """Yield the database's URL; an installation that is stopped has its own Postgres started for so long."""
+    """Yield the database's URL; where the installation is stopped, its own Postgres runs during the block."""
     url = _known_database(settings)
     if url is not None:
         yield url
@@ -210,7 +210,7 @@ def _known_database(settings: Settings) -> str | None:
 
 @contextmanager
 def broker(settings: Settings) -> Iterator[Settings]:
-    """Yield the settings with the broker's address; a stopped installation has its own Kafka started for so long."""
+    """Yield the settings with the broker's address; a stopped installation's own Kafka runs during the block."""
     if settings.kafka.bootstrap is not None:
         yield settings
         return

@@ -1,6 +1,6 @@
-"""`clawstream up` and `clawstream launch`: every part of one installation, until Ctrl-C, also on a machine's GPUs.
+"""`clawstream up` runs every part of one installation until Ctrl-C; `clawstream launch` does so on a machine's GPUs.
 
-The options of `launch` can also be given by the variables that users of OpenClaw-RL have in their scripts.
+The options of `launch` can also be given by environment variables, named as in the scripts of OpenClaw-RL.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from clawstream.local.installation import Installation
     from clawstream.local.supervisor import Supervisor
 
-TOLD_AGAIN_S = 5.0  # once the broker was away
+TOLD_AGAIN_S = 5.0  # before the log is read again after an error
 
 
 def up(
@@ -93,7 +93,7 @@ async def serve_until_stopped(
 
 
 def _tiny_policy(settings: Settings, console: Console) -> Path:
-    """Return the demonstration's policy, so that a first look needs no model."""
+    """Return the folder of the demo's policy, so that `clawstream up` needs no model."""
     hide_torch()
     from clawstream.simulation.policy.base import base_policy
 
@@ -104,9 +104,8 @@ def _tiny_policy(settings: Settings, console: Console) -> Path:
 def as_tiny(settings: Settings, model_path: Path) -> Settings:
     """Return the settings with the tiny policy's own id, thinking and learning rate, where none is set.
 
-    So what is said to it is never trained into the model that is served next from the same data folder. It is asked
-    without thinking, as it was built: else it garbles its answers. And it learns as it does in the demonstration: by
-    the rate of a large model it would not move.
+    Its own id keeps its conversations out of the training of the model that is served next from the same data folder.
+    With thinking it would garble its answers, and at the learning rate of a large model it would learn nothing.
     """
     from clawstream.inference.model_folder import fingerprint
     from clawstream.simulation.policy.recipe import LEARNING_RATE
@@ -132,7 +131,7 @@ async def _context_tokens(running: "Installation") -> int:
 
 
 async def tell_versions(console: Console, settings: Settings) -> None:
-    """Say of each version from now on that it is served, or why it is not; never returns."""
+    """Print for each new version that it is served, or why it is not; never returns."""
     from clawstream.stream import topics
     from clawstream.stream.kafka.connect import connected
     from clawstream.stream.stage import Record
@@ -151,9 +150,9 @@ async def tell_versions(console: Console, settings: Settings) -> None:
 
 
 async def _test_vote(settings: Settings) -> str | None:
-    """Ask the judge for a vote; return why it gives none, for `clawstream status` too. None: it does, or there is none.
+    """Ask the judge for a test vote; return why it gives none, also noted for `clawstream status`.
 
-    Nothing waits for it: turns that are put to it meanwhile are asked about for ten minutes.
+    None: the judge votes, or none is set. A silent judge holds up nothing: each turn is put to it for ten minutes.
     """
     from clawstream.inference.judge_client import judge_name, problem_with
     from clawstream.local.running import JudgeNotes
@@ -200,14 +199,14 @@ def _greet(
 
 
 def connecting(settings: Settings, url: str, config: Path | None) -> str:
-    """Return the command, for any folder, that lets OpenClaw talk to the gateway at `url`, which runs by `config`."""
+    """Return the command that connects OpenClaw, from any folder, to the gateway at `url` with settings `config`."""
     named = "" if config is None else f" -c {shlex.quote(str(config.absolute()))}"
     elsewhere = "" if settings.gateway.port == GatewaySettings().port else f" --url {url}"
     return f"clawstream{named} openclaw connect --write{elsewhere}"
 
 
 def wants_key(settings: Settings) -> bool:
-    """Whether the gateway opens to none but the keys of its file, which holds their hashes alone."""
+    """Whether clients need a key of the gateway's key file (which holds only hashes, so we can't show one)."""
     from clawstream.gateway.access.key_file import read_keys
 
     ring = read_keys(settings.keys_file)
@@ -215,15 +214,15 @@ def wants_key(settings: Settings) -> bool:
 
 
 class VersionNews:
-    """The events of one policy as lines for whoever watches."""
+    """The events of one policy as lines for the terminal."""
 
     def __init__(self, policy_id: str) -> None:
         self._policy_id = policy_id
         self._steps: dict[int, StepTaken] = {}
-        self._served = 0  # the newest version that was said to be served; that the base is, is no news
+        self._served = 0  # the newest version that was reported as served; the base is never reported
 
     def line(self, event: Event) -> str | None:
-        """Return what is to be said of the event; None: nothing."""
+        """Return the line that reports the event; None: it is not reported."""
         if not isinstance(event, PolicyEvent) or event.policy_id != self._policy_id:
             return None
         match event:
@@ -327,7 +326,7 @@ def _run(settings: Settings, wanted: Launch, console: Console, config: Path | No
         async with _running(settings, servers(wanted, settings.engine.port), console) as supervisor:
             await serve_until_stopped(settings, wanted.model_path, console, stop, config=config, beside=supervisor)
 
-    # For the trainer, the one part of ours that asks for a GPU; SGLang's servers are told their own.
+    # For the trainer, our only part that uses a GPU; SGLang's servers are given their GPUs separately.
     os.environ["CUDA_VISIBLE_DEVICES"] = _numbers(wanted.assignment.actor)
     run_until_stopped(main)
 
@@ -336,7 +335,7 @@ def _run(settings: Settings, wanted: Launch, console: Console, config: Path | No
 async def _running(
     settings: Settings, wanted: tuple[SglangServer, ...], console: Console
 ) -> "AsyncIterator[Supervisor]":
-    """Run SGLang's servers for the length of the block, which begins when each is ready. Raises PartUnavailable."""
+    """Run SGLang's servers during the block, which begins once all are ready. Raises PartUnavailable."""
     import aiohttp
 
     from clawstream.local.servers.server_process import answers

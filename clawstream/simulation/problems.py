@@ -1,10 +1,8 @@
-"""The sums and the calculator's tasks that the simulation talks about, and who may see which.
+"""The problems of the simulation: sums, and tasks for a calculator (chains of operations).
 
-A hash of the sum alone decides its group, so the sums that base policies are built on, those that students ask and the
-scored ones never overlap.
-
-A hash of a chain alone decides its group, so the chains that the base policy is built on, those that agents are asked
-and the scored ones never overlap. All chance is the caller's.
+Each problem belongs to one group, by a hash of its text: base policies are built on the first group, students or
+agents are given the second, and scores are taken on the third. So the groups never overlap. Random draws come from the
+caller's source.
 """
 
 import hashlib
@@ -21,7 +19,7 @@ SMALLEST, LARGEST = 11, 99
 
 
 class SumSet(StrEnum):
-    """Who sees a sum."""
+    """The group of a problem: who gets to see it."""
 
     BASE = "base"
     STUDENTS = "students"
@@ -43,13 +41,13 @@ class Sum:
 
     @property
     def group(self) -> SumSet:
-        """Who sees this sum and its mirror image."""
+        """The group of this sum, the same for both orders of its numbers."""
         low, high = sorted((self.left, self.right))
         return group_of(f"{low}+{high}")
 
 
 def group_of(text: str) -> SumSet:
-    """Return who sees the sum or chain with this text: 60 %, 30 % and 10 % of all."""
+    """Return the group of the sum or chain with this text; the groups get 60 %, 30 % and 10 % of all."""
     bucket = hashlib.sha256(text.encode()).digest()[0]
     if bucket < 154:
         return SumSet.BASE
@@ -63,7 +61,7 @@ def all_of(group: SumSet) -> list[Sum]:
 
 
 def scored(number: int) -> list[Sum]:
-    """Return the `number` sums that scores are taken on: always the same, spread over all sizes."""
+    """Return `number` sums of the scored group: always the same ones, spread over all sizes."""
 
     def shuffled(problem: Sum) -> bytes:
         return hashlib.sha256(f"scored {problem.left} {problem.right}".encode()).digest()
@@ -72,7 +70,7 @@ def scored(number: int) -> list[Sum]:
 
 
 NUM_OPERATIONS = 3
-MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call each, the result, and one too many
+MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call for each operation, the result, and one more
 _SUM = re.compile(r"(-?[0-9]{1,9})([-+*])([0-9]{1,9})")
 
 
@@ -90,7 +88,7 @@ NAMES = {Operation.ADD: "add", Operation.TIMES: "times", Operation.MINUS: "minus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A number, and each operation in turn with its other number."""
+    """A starting number, and operations on it in turn, each with its second number."""
 
     start: int
     operations: tuple[tuple[Operation, int], ...]
@@ -115,7 +113,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainTask:
-    """A chain as it is written for the programs that ask it."""
+    """A chain as a line of the file from which programs read their tasks."""
 
     question: str
     answer: str
@@ -123,7 +121,7 @@ class ChainTask:
 
 
 class UnusableExpression(ValueError):
-    """The calculator can't work it out; its text says what it takes."""
+    """The calculator can't work an expression out; the message says what it accepts."""
 
 
 def worked_out(left: int, sign: Operation, right: int) -> int:
@@ -139,7 +137,7 @@ def calculate(expression: str) -> str:
 
 
 def drawn(rng: random.Random) -> Chain:
-    """Return a chain with each operation once; no number on the way is below 0."""
+    """Return a random chain with each operation once and no intermediate result below 0."""
     while True:
         signs = rng.sample(list(Operation), NUM_OPERATIONS)
         operations = tuple((s, rng.randint(2, 9) if s is Operation.TIMES else rng.randint(11, 99)) for s in signs)
@@ -149,7 +147,7 @@ def drawn(rng: random.Random) -> Chain:
 
 
 def of_group(group: SumSet, rng: random.Random) -> Iterator[Chain]:
-    """Yield different chains of `group`, for as long as they are wanted."""
+    """Yield different chains of `group`, without end."""
     seen: set[str] = set()
     while True:
         chain = drawn(rng)
@@ -159,7 +157,7 @@ def of_group(group: SumSet, rng: random.Random) -> Iterator[Chain]:
 
 
 def tasks(text: str) -> list[ChainTask]:
-    """Return the tasks of a file with one JSON object a line; raises ValueError naming the line that is not."""
+    """Return the tasks of a file with one JSON object a line; raises ValueError that names an invalid line."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:

@@ -1,4 +1,4 @@
-"""What runs with simulated people print: their progress on stderr, and the tables of `clawstream learn`."""
+"""Prints the progress of runs with simulated people, on stderr, and the tables of `clawstream learn`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown(console: Console, updates: int, unit: str = "updates") -> "Iterator[Tell]":
-    """Yield what shows a step of the run of a name, of so many of a unit; a run with no name is the only one."""
+    """Yield a function that shows a run's newest step of `updates`, counted in `unit`; a single run is named ""."""
     if not console.is_terminal:
         yield ProgressLines(updates, unit)
         return
@@ -43,7 +43,7 @@ def shown(console: Console, updates: int, unit: str = "updates") -> "Iterator[Te
 
 @contextmanager
 def waiting(console: Console) -> "Iterator[Callable[[str], None]]":
-    """Yield what says what goes on: a terminal sees the last of it and since when, all the while."""
+    """Yield a function that prints a message; a terminal shows the newest one and how long ago it came."""
     if not console.is_terminal:
         yield console.print
         return
@@ -59,7 +59,7 @@ def waiting(console: Console) -> "Iterator[Callable[[str], None]]":
 
 
 def columns(unit: str) -> list[ProgressColumn]:
-    """Return what is shown of each run; where the line is too short, its phase and counts at the end are cut."""
+    """Return the columns of a run's line; where it is too short, phase and counts at its end are cut."""
     return [
         TextColumn("[bold]{task.description}"),
         TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),
@@ -95,14 +95,14 @@ class ProgressBars:
 
 
 class ProgressLines:
-    """Says each update in a line on stderr, for whoever has no terminal to see a bar on."""
+    """Prints each step of a run as a line on stderr, where no terminal can show a bar."""
 
     def __init__(self, updates: int, unit: str = "updates") -> None:
         self._updates, self._unit = updates, unit
         self._said: dict[str, tuple[str, int, float | None]] = {}
 
     def __call__(self, name: str, step: "Step") -> None:
-        """Say `step`, unless only its counts are new."""
+        """Print `step`, unless only its counts are new."""
         state = (step.phase, step.update, step.score)
         if state == self._said.get(name):
             return
@@ -114,7 +114,7 @@ class ProgressLines:
 
 
 def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
-    """Return the tables that there is something to say in."""
+    """Return the tables that have rows."""
     compared, held = gains(rows), checks(rows)
     lines = [(row, found) for row in rows if (found := steadiness(row))]
     return [

@@ -1,7 +1,8 @@
-"""What a grid shows: means over seeds with intervals, whether controls stay, and whether long runs keep it. Pure.
+"""The results of a grid: mean scores with intervals, checks of controls, and checks of long runs. Pure.
 
-Every check is of one run; all but the last look at the run up to the flip. A check without figures is left open
-(`holds` is None). A failed cell counts only among the failed. Axis: S seeds.
+Controls must not rise, and long runs must keep what they learned. A check of a long run is of that one run, and all but
+the last check look at it up to the flip. A check without figures is left open (`holds` is None). A failed cell is
+counted as failed and used for nothing else. Axis: S seeds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,14 +21,14 @@ LAST_BELOW_BEST = 0.06
 SETTLED_AFTER = 16  # updates
 LATE_BELOW_BEST = 0.15
 REJECTED_SHARE = 0.05
-ENTROPY, LENGTH = (0.1, 3.0), (0.7, 1.4)  # as a share of the first batch's, which the base answered
+ENTROPY, LENGTH = (0.1, 3.0), (0.7, 1.4)  # relative to the first batch, which the base answered
 FLIPPED_SHARE = 0.6  # of the ceiling
-_EPSILON = 1e-9  # shares of some 500, as floats
+_EPSILON = 1e-9  # for rounding errors: scores are shares of some 500 problems, as floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadinessCheck:
-    """A requirement on a run: what was found, and whether it holds; None: there are no figures for it."""
+    """A requirement on a run, the figures found, and whether it holds; None: there are no figures."""
 
     wanted: str
     found: tuple[float, ...] | None = None
@@ -35,8 +36,9 @@ class SteadinessCheck:
 
 
 def steadiness(row: ReportRow) -> tuple[SteadinessCheck, ...]:
-    """Return the lines of a run with people that was scored after update SETTLED_AFTER or has flipped; of any other,
-    and of a control, there are none.
+    """Return the checks of a long run with people: one scored after update SETTLED_AFTER, or with a flip.
+
+    Other runs, and controls, have none.
     """
     if CASTS[row.cell.scenario].attempts is not None:  # agents' runs count rounds, of several updates each
         return ()
@@ -71,7 +73,7 @@ def with_lines(row: ReportRow) -> dict[str, Any]:
 
 
 def _below(scores: Mapping[int, float], at: Sequence[int], allowed: float, wanted: str) -> SteadinessCheck:
-    """Check how far the worst score at these updates is below the best of all."""
+    """Check how far the worst score at the updates `at` is below the best score of all."""
     late = [scores[update] for update in at if update in scores]
     if not late:
         return SteadinessCheck(wanted=wanted)
@@ -80,7 +82,7 @@ def _below(scores: Mapping[int, float], at: Sequence[int], allowed: float, wante
 
 
 def _within(steps: Sequence[StepFigures], name: str, bounds: tuple[float, float]) -> SteadinessCheck:
-    """Check the least and the greatest of a figure over all steps, as shares of the first step's."""
+    """Check the least and the greatest value of a figure over all steps, relative to the first step's."""
     wanted = f"{name.removeprefix('mean_')} within {list(bounds)} of the start"
     found = [getattr(step, name) for step in steps]
     known = [value for value in found if value is not None]
@@ -94,7 +96,7 @@ def _within(steps: Sequence[StepFigures], name: str, bounds: tuple[float, float]
 
 
 def _learned_anew(row: ReportRow, after: int) -> SteadinessCheck:
-    """Check the best share of the ceiling after the flip; score and ceiling are by the flipped wishes."""
+    """Check the best score after the flip, as a share of the ceiling; both are by the wishes after the flip."""
     wanted = f"{FLIPPED_SHARE} of the ceiling within {ANEW_WITHIN} of the flip"
     since = [u for u in row.cell.score_at if after < u <= after + ANEW_WITHIN]
     scores = [s.score for u in since if (s := row.score(u)) is not None]
@@ -108,8 +110,8 @@ def _learned_anew(row: ReportRow, after: int) -> SteadinessCheck:
 
 CONTROL_RISE = 0.10  # a control may end at most this far above the base
 CONTROL_GAP = 0.40  # and its method has to end at least this far above the control
-# Below these lie 95 and 97.5 % of the draws of Student's t with 1, 2, ... 30 degrees of freedom: NIST/SEMATECH
-# e-Handbook of Statistical Methods, 1.3.6.7.2. With more of them the last one is taken, some 4 % too wide at most.
+# The 0.95 and 0.975 quantiles of Student's t with 1, 2, ... 30 degrees of freedom: NIST/SEMATECH e-Handbook of
+# Statistical Methods, 1.3.6.7.2. Above 30 degrees the last one is used, which makes intervals 4 % too wide at most.
 T950 = (
     6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746,
     1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697,
@@ -122,9 +124,9 @@ T975 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A mean over seeds with its 95 % interval by Student's t; None: one seed has none.
+    """A mean over seeds with its 95 % interval by Student's t; `low` and `high` are None for a single seed.
 
-    The base is one policy, whatever the seed: its interval is that over its problems.
+    The base is the same policy for all seeds, so its interval is over problems.
     """
 
     mean: float
@@ -139,7 +141,7 @@ class Point:
 
     update: int
     score: Mean
-    share: float | None  # of the ceiling, mean; None: that is 0
+    share: float | None  # of the ceiling, mean; None: the ceiling is 0
     interactions: float | None  # mean; None: they were not counted
 
 
@@ -147,12 +149,12 @@ class Point:
 class Curve:
     """A method, or a control of it, over all seeds."""
 
-    method: str  # and by which teacher, here and below: a cell's arm
+    method: str  # with its teacher: a cell's arm, here and below
     control: Control | None
-    points: tuple[Point, ...]  # by what people wanted when the version learned
+    points: tuple[Point, ...]  # each scored by what people wanted while that version learned
     num_failed: int
     correction_to_policy_s: float | None  # mean over seeds
-    flip: Point | None = None  # the version at the flip by what people want after it; None: nobody's wish is exchanged
+    flip: Point | None = None  # the version at the flip, scored by the wishes after it; None: no flip
 
     @property
     def name(self) -> str:
@@ -161,17 +163,17 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Whether a control did what it had to: nothing. At the last update, seed by seed."""
+    """A control's scores at the last update, by seed; the check holds if the control learned nothing."""
 
     method: str
     control: Control
     rise_S: tuple[float, ...]  # of the control above the base
     gap_S: tuple[float, ...]  # of the method above its control
-    num_seeds: int  # that there should be
+    num_seeds: int  # that were planned
 
     @property
     def holds(self) -> bool | None:
-        """Whether no seed's control rose, and each seed's method is far above it; None: seeds are missing to say so."""
+        """Whether in each seed the control did not rise and its method is far above it; None: seeds are missing."""
         rises = any(round(rise, 6) > CONTROL_RISE for rise in self.rise_S)  # shares of some 500, as floats
         if rises or any(round(gap, 6) < CONTROL_GAP for gap in self.gap_S):
             return False
@@ -180,9 +182,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """How far a method is above another at one update, seed by seed, with the mean's 90 % interval by Student's t.
+    """How far a method is above another at one update, by seed, with the mean's 90 % interval by Student's t.
 
-    None: one seed has no interval.
+    `low` and `high` are None for a single seed.
     """
 
     method: str
@@ -198,7 +200,7 @@ class Gain:
 
 
 def mean_of(values: Sequence[float], *, bounds: tuple[float, float] = (0.0, 1.0)) -> Mean:
-    """Return the mean of at least one value with its interval, cut to what can be."""
+    """Return the mean of one or more values with its interval, cut to `bounds`."""
     mean, number = fmean(values), len(values)
     half = _half(values, T975)
     if half is None:
@@ -207,7 +209,7 @@ def mean_of(values: Sequence[float], *, bounds: tuple[float, float] = (0.0, 1.0)
 
 
 def _half(values: Sequence[float], quantiles: Sequence[float]) -> float | None:
-    """Return half the interval around the mean of the values; None: one value has none."""
+    """Return half the width of the interval around the mean of the values; None for a single value."""
     number = len(values)
     return None if number < 2 else quantiles[min(number - 1, len(quantiles)) - 1] * stdev(values) / sqrt(number)
 
@@ -223,7 +225,7 @@ def curves(rows: Iterable[ReportRow]) -> list[Curve]:
 def checks(rows: Sequence[ReportRow]) -> list[Check]:
     """Return a check for each control that leaves nothing to learn from.
 
-    It is on the seeds with which both the control and its method are whole.
+    It uses the seeds of which both the control's run and its method's run are complete.
     """
     silenced = [row.cell for row in rows if _arm(row) is None]
     return [_check(*held, rows) for held in dict.fromkeys((c.arm, c.control) for c in silenced if c.control)]
@@ -244,8 +246,11 @@ def _check(method: str, control: Control, rows: Sequence[ReportRow]) -> Check:
 
 
 def gains(rows: Sequence[ReportRow]) -> list[Gain]:
-    """Compare each two arms, at each update, on the seeds that both have; other controls are held by `checks`."""
-    last = sorted(rows, key=lambda row: row.cell.control is None)  # whole methods stand above what is taken from them
+    """Compare each pair of arms at each update, on the seeds that both have.
+
+    A control that leaves nothing to learn from is no arm; see `checks`.
+    """
+    last = sorted(rows, key=lambda row: row.cell.control is None)  # so a method is compared over its control
     real = {(arm, row.cell.seed): row for row in last if row.outcome and (arm := _arm(row))}
     methods = tuple(dict.fromkeys(method for method, _ in real))
     found = []
@@ -262,7 +267,7 @@ def gains(rows: Sequence[ReportRow]) -> list[Gain]:
 
 
 def _arm(row: ReportRow) -> str | None:
-    """Return what a row is compared as; None: a control that leaves nothing to learn from."""
+    """Return the arm that a row belongs to in comparisons; None: a control that leaves nothing to learn from."""
     cell = row.cell
     if cell.control is None:
         return cell.arm

@@ -1,10 +1,10 @@
-"""Who talks to the policy in a simulation, with which programs, and with whose policy, engines and judge.
+"""The scenarios of a simulation: its people, the programs that play them, and the settings of its runs.
 
-Everything that distinguishes one simulation from another is here: events and parts are the same for all. The people's
-questions and the scored ones have no problem in common, and the base policies were built on neither.
+Simulations differ only in what is here; events and parts are the same for all. No problem is both asked by people and
+scored, and the base policies were built on neither kind.
 
-A run sets only its own things: its data, log, database and people, and how it trains where it is compared
-with others. All else of the four sections comes from the person's settings.
+A run sets its data, log, database and people, and its training where it is compared with other runs. The rest of the
+sections policy, engine, judge and training comes from the user's settings (`blended`).
 """
 
 import asyncio
@@ -35,10 +35,10 @@ _INTEGER = re.compile(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Persona:
-    """One kind of person; how they ask, read and are scored is looked up by their name."""
+    """One kind of person; wordings, reactions and scoring are looked up by the name."""
 
     name: str
-    hint: str  # says what they want; with it in the prompt the untrained policy's score is the ceiling
+    hint: str  # the wanted style; the ceiling is the untrained policy's score with this hint in the prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +46,21 @@ class Scenario:
     """One simulation: its people ask in turn, in one stream."""
 
     personas: tuple[Persona, ...]
-    hint_share: float  # of complaints, those that say what is wanted; the rest says only that it was not this
+    hint_share: float  # the share of complaints that name the wanted style; the others only reject the answer
     num_scored: int
-    num_scored_wordings: int | None = None  # of each person's, in the scored questions; None: all
+    num_scored_wordings: int | None = None  # how many of each person's wordings scored questions use; None: all
 
     def flipped(self, who: Persona) -> Persona:
-        """Whose wish this person takes up when preferences flip: that of the one before, the last one's if first.
+        """The persona whose wish `who` takes over at a flip: the one before it in the list, for the first the last.
 
-        Base policies answer in the style of the one after most often, in that of the one before least: so what is
-        wanted after a flip is not what a policy falls back to.
+        Base policies answer `who` most often in the style of the next persona, and least often in that of the one
+        before. So a policy that falls back to its base does not meet the wish after a flip.
         """
         return self.personas[self.personas.index(who) - 1]
 
 
 class UnusableProblems(ValueError):
-    """A file of real problems is not what was promised."""
+    """A file of real problems does not have the expected form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +81,11 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
 
 
 def write(scenario: Scenario, folder: Path, *, problems: Path | None = None) -> tuple[Path, Path]:
-    """Write students.jsonl and scored.jsonl, a problem and who asks it on each line, and return their paths.
+    """Write students.jsonl and scored.jsonl, each line a problem and who asks it, and return their paths.
 
-    Beside them SCORED_FLIPPED has the scored ones as they are wanted after a flip; students read that in their own.
-    `problems` is a file of real ones, [{"question", "ground_truth_answer"}], in place of sums: half of them are scored,
-    `num_scored` at most. Raises UnusableProblems.
+    A third file, SCORED_FLIPPED, has the scored problems with the wishes after a flip.
+    `problems` is a file of real problems, [{"question", "ground_truth_answer"}], to use in place of sums. Half of them
+    are scored, `num_scored` at most. Raises UnusableProblems.
     """
     asked, held_out = _sums(scenario.num_scored) if problems is None else _real(problems, scenario.num_scored)
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _real(file: Path, num_scored: int) -> tuple[list[Problem], list[Problem]]:
 
 
 def _who(scenario: Scenario, problem: Problem) -> Persona:
-    """Who asks this problem: always the same person, each of them about as many."""
+    """The persona that asks this problem: always the same one; each asks about as many."""
     return scenario.personas[_digest("who", problem) % len(scenario.personas)]
 
 
@@ -169,26 +169,26 @@ _OF_PEOPLE, _OF_AGENTS = ("binary", "opd", "combined", "topk"), ("outcome", "ste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioPrograms:
-    """The programs of a scenario."""
+    """The programs of a scenario, and how its runs train and are compared."""
 
-    asks: str = "clawstream.simulation.student"  # modules
+    asks: str = "clawstream.simulation.student"  # a module, as is `scores`
     scores: str = "clawstream.simulation.scorer"
     methods: tuple[str, ...] = _OF_PEOPLE
     bases: tuple[str, ...] = ("standard", "hard", "demo", "own")
     votes: int = 3  # on each answer
-    attempts: int | None = None  # at each task, which are a group; None: people talk, and nobody tries anything
+    attempts: int | None = None  # at each task, together a group; None: people talk, and there are no tasks
     batch_samples: int = 16
-    unit: str = "updates"  # that a run counts
-    controls: Mapping[Control, tuple[str, ...]]  # the methods that each changes
-    silenced: Mapping[Control, tuple[str, ...]]  # those it leaves nothing to learn from; others are compared
+    unit: str = "updates"  # the unit in which a run counts its progress
+    controls: Mapping[Control, tuple[str, ...]]  # the methods that each control changes
+    silenced: Mapping[Control, tuple[str, ...]]  # the methods that a control leaves nothing to learn from
 
 
-STEPS_A_ROUND = 96  # of an environment, between two scores at least: arms differ in updates, never in these
+STEPS_A_ROUND = 96  # an environment's steps between two scores, at least; all arms get as many, but not as many updates
 _PEOPLE = ScenarioPrograms(
-    controls=MappingProxyType(  # by hints alone no verdict counts
+    controls=MappingProxyType(  # opd and topk learn from hints alone, so a changed verdict changes nothing
         {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary", "combined"), Control.FROZEN: _OF_PEOPLE}
     ),
-    silenced=MappingProxyType(  # hints teach whatever the verdicts are
+    silenced=MappingProxyType(  # combined also learns from hints
         {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary",), Control.FROZEN: _OF_PEOPLE}
     ),
 )
@@ -201,14 +201,14 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
             scores="clawstream.simulation.agent_scorer",
             methods=_OF_AGENTS,
             bases=("tools",),
-            votes=1,  # so that as many verdicts are wrong as votes
+            votes=1,  # so the share of wrong verdicts is that of wrong votes
             attempts=4,
             batch_samples=32,
             unit="rounds",
-            controls=MappingProxyType(  # with outcomes alone no verdict counts
+            controls=MappingProxyType(  # the method outcome uses no verdicts
                 {Control.SHUFFLED: ("stepwise",), Control.COIN: ("stepwise",), Control.FROZEN: _OF_AGENTS}
             ),
-            silenced=MappingProxyType({Control.FROZEN: _OF_AGENTS}),  # outcomes teach whatever the verdicts are
+            silenced=MappingProxyType({Control.FROZEN: _OF_AGENTS}),  # stepwise also learns from outcomes
         ),
     }
 )
@@ -222,8 +222,8 @@ S = TypeVar("S", bound=Section)
 
 
 def blended(run: Settings, own: Settings) -> Settings:
-    """Return the settings of a run, with a person's own parts for what it leaves open; nothing is validated."""
-    idle, _ = IDLE.get(run.training.method, ((), ""))  # with one of several methods; another may need them
+    """Return the settings of a run; where it sets nothing, the user's `own` settings hold. Nothing is validated."""
+    idle, _ = IDLE.get(run.training.method, ((), ""))  # settings that this method ignores, though others need them
     training = own.training.model_copy(update={name: TrainingSettings.model_fields[name].default for name in idle})
     return run.model_copy(
         update={
@@ -236,7 +236,7 @@ def blended(run: Settings, own: Settings) -> Settings:
 
 
 def digest(own: Settings) -> str:
-    """Return a name for the base policy and all that asks, judges and trains it; OSError where there is no folder."""
+    """Return a hash of the base policy's files and of the sections about it; raises OSError without its folder."""
     folder = own.engine.base_policy
     files = sorted((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in folder.iterdir() if p.is_file())
     sections = [section.model_dump_json() for section in (own.policy, own.engine, own.judge, own.training)]
@@ -245,11 +245,11 @@ def digest(own: Settings) -> str:
 
 @contextlib.asynccontextmanager
 async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
-    """Let engines at addresses serve the base when the block begins and ends, without the block's adapters.
+    """Lend the engines of `engine.urls` to a run: they serve the base at the block's beginning and again at its end.
 
-    No other client may ask them meanwhile. Embedded engines, which have no address, end with their run. Raises TryLater
-    where an engine does not answer at first. If one does not answer at the end, or refuses, that is logged, and the
-    others are given back.
+    Adapters that the block loaded are unloaded. No other client may use the engines meanwhile. Embedded engines have no
+    address and end with their run. Raises TryLater where an engine does not answer at the beginning. An engine that
+    does not answer at the end, or refuses, is logged, and the others are given back.
     """
     async with engine_session(engine) as http:
         engines = [SglangEngine(http, url) for url in engine.urls]
