@@ -1,7 +1,7 @@
 """The judges' prompts, word for word. Pure.
 
-Every change to a prompt changes PROMPT_VERSION, which every vote records. Text of the conversation is cut to a budget,
-and whatever in it looks like a verdict or closes a section of the prompt is defused.
+Whoever changes a prompt changes PROMPT_VERSION too; every vote records it. Text of the conversation is cut to a budget.
+Marks in it that look like a verdict, a hint or a tag of the prompt are made harmless (`defuse`).
 """
 
 import re
@@ -22,10 +22,10 @@ from clawstream.conversation.messages import (
 )
 
 PROMPT_VERSION = "2026-11-c"
-SECTION_TOKENS = 2000  # of request, answer and next state each: a judge of a context of 8,192 tokens has room
-CHARACTERS_PER_TOKEN = 3  # an estimate that needs no tokenizer; most text has more
+SECTION_TOKENS = 2000  # for request, answer and next state each, so that a context of 8,192 tokens is enough
+CHARACTERS_PER_TOKEN = 3  # a low estimate, so that no tokenizer is needed
 
-_HEAD_SHARE = 0.3  # of the kept part of a long text; its end says more
+_HEAD_SHARE = 0.3  # the share of a cut text that is kept from its beginning; the end says more
 _SECTIONS = "session|request|answer|next_state"
 _OUR_TAGS = re.compile(rf"<(?=\s*/?\s*(?:{_SECTIONS})\b)", re.IGNORECASE)
 _BOX = re.compile(r"\\\s*boxed", re.IGNORECASE)
@@ -44,20 +44,20 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A turn as judges are shown it: the messages before the answer, the answer, and its next state."""
+    """A turn as judges see it: the messages before the answer, the answer, and its next state."""
 
     request: tuple[Message, ...]
     answer: Message
     next_state: tuple[Message, ...]
-    interrupted: bool = False  # the answer is what the client got of it
+    interrupted: bool = False  # `answer` is only the part that the client got
 
 
 def case_of(
     history: Sequence[bytes], next_state: Sequence[int], asked: Sequence[bytes] = (), part: bytes | None = None
 ) -> Case:
-    """Return the turn as the `history` of a later request shows it, in which `next_state` are the indices behind it.
+    """Return the turn that a later request's `history` shows; `next_state` are the indices of the messages after it.
 
-    That request may leave an interrupted answer out: the case has the `part` that the client got, and what was `asked`.
+    The history may lack an interrupted answer. So the case then has the answer's `part` and the messages `asked`.
     """
     if part is not None:
         followed = reaction(asked, history, next_state)
@@ -150,7 +150,7 @@ def floor_prompt(case: Case, session: Sequence[Message], section_tokens: int = S
 
 
 def cut(text: str, max_tokens: int) -> str:
-    """Return `text` within a budget of tokens; a longer one loses its middle, and says how many characters."""
+    """Return `text` within a budget of tokens; in place of a cut middle stands the number of characters left out."""
     max_characters = max_tokens * CHARACTERS_PER_TOKEN
     if len(text) <= max_characters:
         return text
@@ -160,7 +160,7 @@ def cut(text: str, max_tokens: int) -> str:
 
 
 def defuse(text: str) -> str:
-    """Return `text` without anything that reads as a verdict, a hint's mark or a tag of ours."""
+    """Return `text` with every verdict box, hint mark and tag of the prompt made harmless."""
     printable = _UNSENDABLE.sub("\ufffd", text)
     return _OUR_TAGS.sub("&lt;", _HINT_MARKS.sub(r"(\1)", _BOX.sub("(box)", printable)))
 
@@ -187,7 +187,7 @@ def _transcript(messages: Sequence[Message]) -> str:
 
 
 def _pieces(message: Message) -> list[tuple[str, str]]:
-    """Return each piece of a message with its role; what the client wrote for itself is left out."""
+    """Return each piece of a message with its role, without the client's own blocks."""
     written = written_in(message) if role_of(message) == "user" else ()
     if not written:
         return [(_role(message), _spoken(message))]

@@ -1,7 +1,7 @@
-"""The judging stage: turns -> votes, verdicts, hints.
+"""The judging stage: reads turns, asks a judge, and writes votes, verdicts and hints.
 
-The one rule: a ballot ends in exactly one kind of vote. A reply that arrived is readable or unreadable. A missing reply
-is asked for again until the deadline, and only then recorded as failed.
+The one rule: every ballot ends in one vote, which is readable, unreadable or failed. A reply that arrived gives a
+readable or an unreadable vote. Without a reply the judge is asked again, and the vote is failed only at the deadline.
 """
 
 import time
@@ -37,9 +37,9 @@ def judging_stage(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     heard: Callable[[str | None], None] = lambda _: None,
 ) -> Stage[JudgingState, Ballot]:
-    """Return the stage that puts turns to `judge` and concludes from its votes.
+    """Return the stage that asks `judge` about turns and concludes from its votes.
 
-    `heard` is told after each request why no reply came; None: one came.
+    `heard` is called after each request, with the reason why no usable reply came, or with None.
     """
     judging = Judging(judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings))
     caller = _JudgeCaller(judge, now_ms, heard)
@@ -56,9 +56,9 @@ def judging_stage(
 
 
 def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast, None]:
-    """Return the stage that concludes from the votes on the log, or from those of the judge `only`; it asks nobody.
+    """Return the stage that asks no judge and concludes from the votes on the log, of all judges or of `only` one.
 
-    Each judge's votes are counted apart. It reads the other topics so that votes are kept as long as they are live.
+    Each judge's votes are counted separately. The other topics are read only so that votes are kept as long as live.
     """
     rules = _rules(settings)
 
@@ -109,7 +109,7 @@ class _JudgeCaller:
         ]
 
     def give_up(self, ballot: Ballot, why: str) -> Sequence[Event]:
-        """Return the vote of a judge that did not reply before the deadline."""
+        """Return the failed vote for a judge that did not reply before the deadline."""
         return [self._failed(ballot, why, int(DEADLINE_S * 1000))]
 
     def _failed(self, ballot: Ballot, why: str | None, latency_ms: int) -> VoteCast:

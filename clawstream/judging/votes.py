@@ -1,12 +1,11 @@
-"""Which questions are asked about each turn, how votes are counted, and when they are concluded. Pure.
+"""Asks a judge questions about each turn (score, hint), counts its votes, and concludes a verdict or hint. Pure.
 
-Only the last box after any thinking counts. A reply without a box that the question allows is unreadable, which is not
-a score of 0. A score needs a quorum of readable votes. The vote that completes a question's ballots concludes it, so
-the same votes give the same conclusion in any order and however often they are read.
+A vote is the last \\boxed{} value after any thinking. A reply without an allowed value is unreadable, never a score of
+0. A score needs a quorum of readable votes. A question is concluded once all its ballots have votes, in any order.
 
-Of two facts with one identity the first counts, so reading a record again changes nothing. A step is taken by the
-record that completes its facts, in whatever order they arrive. A ballot needs a turn and the request that shows it; a
-verdict needs its votes; the floor needs the verdicts and hints read back, and the mark that the turns are settled.
+Records may come in any order and more than once: of two events with one identity the first counts. A ballot needs the
+turn and the request that shows it. The second look at a turn (FLOOR_LOOK) needs all first verdicts and hints, and the
+mark that the session's turns are settled.
 """
 
 import re
@@ -59,17 +58,17 @@ _SCORES = {"-1": -1, "0": 0, "1": 1, "+1": 1}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteReading:
-    """A readable vote; `hint` is None unless the vote was asked for one and gives it."""
+    """A readable vote; `hint` is None unless the question asks for a hint and the reply gives one."""
 
     score: int
     hint: str | None
 
 
 def read(question: Question, text: str) -> VoteReading | None:
-    """Return what `text` says to `question`; None where it can't be read."""
+    """Return the vote in the judge's reply `text`; None: it is unreadable."""
     _, thought, answer = text.rpartition("</think>")
     if not thought and "<think>" in answer:
-        return None  # its thinking never ended
+        return None  # the thinking never ended
     boxes = _BOX.findall(answer)
     score = _SCORES.get(boxes[-1].strip().replace("\u2212", "-")) if boxes else None
     if score is None or score not in _ALLOWED[question]:
@@ -79,7 +78,7 @@ def read(question: Question, text: str) -> VoteReading | None:
 
 
 def outcome(scores: Sequence[int | None], *, quorum: int) -> tuple[VerdictStatus, int | None]:
-    """Return the score of strictly more readable votes than any other; 0 for a tie, none for fewer than `quorum`."""
+    """Return the score with the most readable votes: 0 for a tie, None for fewer votes than `quorum`."""
     if len(scores) < quorum:
         return VerdictStatus.BELOW_QUORUM, None
     (ahead, most), *others = Counter(scores).most_common()
@@ -92,10 +91,10 @@ MIN_CHARACTERS = 11
 
 
 def choose(votes: Sequence[VoteCast], *, quorum: int) -> str | HintAbsence:
-    """Return the longest hint that `quorum` votes offered, of equals the first by ballot; or why there is none.
+    """Return the longest offered hint if at least `quorum` votes offer one (of equals the first), or why there is none.
 
-    OpenClaw-RL takes a hint that any vote offers; with three votes wrong once in ten that invents one for every fourth
-    answer with nothing to improve.
+    OpenClaw-RL takes a hint that a single vote offers. With three votes, each wrong once in ten, every fourth answer
+    that needs no hint would get one.
     """
     readable = [vote for vote in votes if vote.status is VoteStatus.READABLE]
     if not readable:
@@ -111,7 +110,7 @@ def choose(votes: Sequence[VoteCast], *, quorum: int) -> str | HintAbsence:
 
 
 def offers(votes: Sequence[VoteCast]) -> list[str]:
-    """Return the hints of the votes that say there is one, in the order of the ballots."""
+    """Return the hints that votes offer, in the order of the ballots."""
     ordered = sorted(votes, key=lambda vote: vote.ballot)
     return [vote.hint.strip() for vote in ordered if vote.score == 1 and vote.hint is not None and vote.hint.strip()]
 
@@ -126,12 +125,12 @@ class VoteKey(NamedTuple):
     revision: int
 
 
-Cast = Mapping[VoteKey, Mapping[int, VoteCast]]  # of a session, by ballot
+Cast = Mapping[VoteKey, Mapping[int, VoteCast]]  # a session's votes by key and ballot number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VotingRules:
-    """How many votes a question gets, and how many must be readable for a score and offer a hint."""
+    """The votes on each question, the readable votes that a score needs, and the offers that a hint needs."""
 
     num_votes: int
     quorum: int
@@ -139,7 +138,7 @@ class VotingRules:
 
 
 def count(cast: Cast, vote: VoteCast, rules: VotingRules) -> tuple[Cast, list[Event]]:
-    """Return the votes with `vote` added, and any conclusion; of two votes on one ballot the first counts."""
+    """Return the votes with `vote` added, and the conclusion if it is the last one; a ballot's first vote counts."""
     asked = VoteKey(vote.judge, vote.prompt_version, vote.turn_id, vote.question, vote.revision)
     known = cast.get(asked, {})
     if vote.ballot in known:
@@ -149,7 +148,7 @@ def count(cast: Cast, vote: VoteCast, rules: VotingRules) -> tuple[Cast, list[Ev
 
 
 def conclusions(cast: Mapping[int, VoteCast], vote: VoteCast, rules: VotingRules) -> list[Event]:
-    """Return the conclusion of the votes on a question if `vote` was the last one missing."""
+    """Return the conclusion on a question if `vote` was its last missing vote."""
     votes = [cast[number] for number in range(rules.num_votes) if number in cast]
     if vote.ballot >= rules.num_votes or len(votes) < rules.num_votes:
         return []
@@ -189,7 +188,7 @@ def _identity(vote: VoteCast) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """Who is asked about turns, and how often."""
+    """The judge that is asked, its prompts' version, and the rules of voting."""
 
     judge: str
     prompt_version: str
@@ -197,12 +196,12 @@ class Judging:
 
 
 class JudgingState(NamedTuple):
-    """What judging knows of a session; of two facts with one identity the first counts."""
+    """The state of a session in this stage; of two events with one identity the first counts."""
 
     requests: Mapping[str, RequestDelta] = MappingProxyType({})  # without tokens
-    parts: Mapping[str, bytes] = MappingProxyType({})  # of interrupted answers
+    parts: Mapping[str, bytes] = MappingProxyType({})  # interrupted answers, as far as the client got them
     turns: Mapping[str, TurnPaired] = MappingProxyType({})  # in topic order
-    asked: frozenset[tuple[str, int]] = frozenset()  # turn and revision
+    asked: frozenset[tuple[str, int]] = frozenset()  # the looks taken, by turn and revision
     votes: Cast = MappingProxyType({})
     verdicts: Mapping[tuple[str, int], VerdictReached] = MappingProxyType({})
     hints: Mapping[tuple[str, int], HintFound | HintAbsent] = MappingProxyType({})
@@ -211,7 +210,7 @@ class JudgingState(NamedTuple):
 
 
 def learn(session: JudgingState, event: Event, judging: Judging) -> JudgingState:
-    """Return the session with the fact in it; the same object where it is known already or of another judge."""
+    """Return the session with `event` added; the same object where the event is known or of another judge."""
     if is_over(session.over, event):
         return session
     match event:
@@ -244,7 +243,7 @@ FLOOR_LOOK = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """One question to one judge about one turn."""
+    """One of the equal questions to a judge about a turn; the reply becomes one vote."""
 
     session_id: str
     key: VoteKey
@@ -254,7 +253,7 @@ class Ballot:
 
 
 class _TurnToAsk(NamedTuple):
-    """A turn to ask about, its revision, and the last turn of the session that the judge is shown."""
+    """A look at a turn: the turn, the revision, and the last turn of the session that the judge is shown."""
 
     turn: TurnPaired
     revision: int
@@ -262,9 +261,9 @@ class _TurnToAsk(NamedTuple):
 
 
 def observe(session: JudgingState | None, event: Event, judging: Judging) -> Step[JudgingState, Ballot]:
-    """Return what follows from one more record of a session, of any topic that judging reads."""
+    """Return the state, conclusions and ballots that follow from one more event of a session."""
     before = session if session is not None else JudgingState()
-    if isinstance(event, VoteCast):  # no look depends on a vote
+    if isinstance(event, VoteCast):  # looks depend on verdicts, never on single votes
         if is_over(before.over, event) or not _is_by(judging, event):
             return Step(session)
         votes, events = count(before.votes, event, judging.rules)
@@ -277,7 +276,7 @@ def observe(session: JudgingState | None, event: Event, judging: Judging) -> Ste
 
 
 def _ask(session: JudgingState, judging: Judging) -> tuple[JudgingState, list[Ballot]]:
-    """Return the session with every possible look taken, and the ballots of these looks."""
+    """Take every look whose records are known; return the session and the ballots of these looks."""
     ballots: list[Ballot] = []
     for look in _looks(session):
         needed = [look.turn.next_exchange_id, look.in_view_of.next_exchange_id]
@@ -333,7 +332,7 @@ def _questions(session: JudgingState, look: _TurnToAsk) -> list[tuple[Question, 
 
 
 def _rest(session: JudgingState) -> JudgingState:
-    """Return the state still needed: of a session that is done and judged, its ids and the facts of its next life."""
+    """Return the state still needed: of a session that is done and judged, ids and what came after its end."""
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
         return session

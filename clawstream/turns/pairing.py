@@ -1,13 +1,12 @@
 """Finds an answer in the history of a later request, and pairs each answer with what happened next. Pure.
 
-An echo stands where the answer was given, behind what the history keeps of the messages that it answered;
-the same words elsewhere prove nothing. System messages, a client's own blocks, and its housekeeping questions with
-their answers are ignored, since clients rewrite and drop them. Clients also join messages of one role, drop the last
-message before an answer, and put a summary in the place of the first ones.
+An answer is pending until the history of a later request shows what became of it. If the history repeats the answer (an
+echo), the answer is paired with the messages that follow it there. If another message stands in its place, or the
+history was changed and lacks it, the answer is an orphan.
 
-An answer counts as delivered only when the history of a later request echoes it, whether that request was
-answered or not; what came next ends where that request ends. Until then the answer is pending. A history with something
-else in its place makes it an orphan.
+An echo counts only behind the messages that the answer replied to, as far as the history keeps them. Clients rewrite
+system messages, their own blocks and their housekeeping questions, so all these are ignored. Clients also join messages
+of one role, drop the last message before an answer, and replace the first messages by a summary.
 """
 
 import re
@@ -51,16 +50,16 @@ from clawstream.events import (
 )
 from clawstream.stream.stage import Step
 
-_NOTE = re.compile(r"\s*(?:\n|[\[(])")  # how a note begins that a client appends to a part of an answer
+_NOTE = re.compile(r"\s*(?:\n|[\[(])")  # the beginning of a note that a client appends to a cut-off answer
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The answer is the message at `index`, or was cut off behind it and left out; what followed comes next."""
+    """The answer is the message at `index`, or was cut off behind it and left out; the next state follows."""
 
     index: int
-    exact: bool = True  # exactly what was asked precedes the answer
-    joined: bool = False  # what followed begins within that message, behind the question
+    exact: bool = True  # exactly the messages of the answered request precede the answer
+    joined: bool = False  # the next state begins within the message at `index`, behind the question
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,10 @@ class Missing:
 
 
 def look(asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes]) -> Echo | Displaced | Missing | None:
-    """Return where `history` has the answer to `asked`; None: the same was asked again, which shows nothing.
+    """Return where `history` has the answer to the messages `asked`.
 
-    `asked` is None where the answered request is unknown; then a message is an echo only if no other says the same.
+    None: the request only asks the same again, which shows nothing. `asked` is None where the answered request is
+    unknown; then a message is an echo only if no other message of the history equals it.
     """
     given = parse(answer)
     if asked is None:
@@ -103,8 +103,8 @@ def look(asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes])
 def look_behind(asked: Sequence[bytes], part: bytes, history: Sequence[bytes]) -> Echo | Displaced | Missing | None:
     """Return where `history` goes on after an answer that was cut off, of which the client got `part`.
 
-    Some clients keep what they got, others drop it; some join what the person says next to what was asked. None where
-    the same was asked again.
+    Some clients keep the part, others drop it; some join the person's next words to the question. None: the request
+    only asks the same again.
     """
     going_on = continued(asked, history)
     if going_on is None:
@@ -120,7 +120,7 @@ def look_behind(asked: Sequence[bytes], part: bytes, history: Sequence[bytes]) -
 
 
 def stands_at(index: int, asked: Sequence[bytes] | None, answer: bytes, history: Sequence[bytes]) -> bool:
-    """Return whether the answer is the message at `index`, behind all that was asked and nothing else."""
+    """Return whether the answer is the message at `index`, behind exactly the messages `asked`."""
     if asked is None:
         return look(None, answer, history) == Echo(index)
     same = num_equal(asked, history)
@@ -134,7 +134,7 @@ def stands_at(index: int, asked: Sequence[bytes] | None, answer: bytes, history:
 
 
 def next_state(messages: Sequence[bytes], echo: Echo) -> tuple[int, ...]:
-    """Return the indices of what followed the echo: the user's or the tools' messages up to the next answer."""
+    """Return the indices of the messages of users and tools between the echo and the next answer."""
     found: list[int] = []
     for index, message in main_messages(messages, echo.index if echo.joined else echo.index + 1):
         if role_of(message) == "assistant":
@@ -150,9 +150,9 @@ def _is_summarised(history: Sequence[bytes]) -> bool:
 def _in_changed(before: Sequence[Said], given: Message, now: Sequence[Said], *, summarised: bool) -> int | None:
     """Return the answer's place in `now`, which does not begin with `before`; len(now) where nothing is new.
 
-    Three changes still prove an echo: the last message asked was rewritten in its place, as by clients that add context
-    to one request only; messages before the answer were dropped, all of them only where a summary replaces them; or the
-    beginning was cut and the answer still follows the message that it answered.
+    An echo is still proved after three kinds of change. The last message asked was rewritten in its place, as by
+    clients that add context to one request only. Messages before the answer were dropped (all of them only where a
+    summary replaces them). Or the beginning was cut, and the answer still follows the message that it answered.
     """
     rewritten = _behind_rewritten(before, now)
     if rewritten is not None and same_answer(given, now[rewritten].message):
@@ -176,7 +176,7 @@ def _following(before: Sequence[Said], given: Message, now: Sequence[Said]) -> l
 
 
 def _behind_rewritten(before: Sequence[Said], now: Sequence[Said]) -> int | None:
-    """Return the place behind the message that replaced the last one asked; None where no message did."""
+    """Return the place behind the message that replaced the last message asked; None: it was not replaced."""
     last = next((number for number, one in enumerate(before) if one.index == before[-1].index), None)
     if last is None or last >= len(now) or num_same(before, now) < last:
         return None
@@ -184,7 +184,7 @@ def _behind_rewritten(before: Sequence[Said], now: Sequence[Said]) -> int | None
 
 
 def _is_echo(given: Message, found: Message, before: Sequence[Said]) -> bool:
-    """Return whether `found` is the answer, or the answer joined to the one before it, the rest between dropped."""
+    """Return whether `found` is the answer, or the previous answer and this one joined into one message."""
     if same_answer(given, found):
         return True
     earlier = next((one.message for one in reversed(before) if role_of(one.message) == "assistant"), None)
@@ -195,9 +195,9 @@ def _is_echo(given: Message, found: Message, before: Sequence[Said]) -> bool:
 
 
 def _is_part(given: Message, found: Message) -> bool:
-    """Return whether `found` may be what the client kept of the answer: its beginning, or all of it with a note.
+    """Return whether `found` may be the part of the answer that the client kept: its beginning, or all with a note.
 
-    Text that goes on without such a note is another model's answer, as is one with more calls than the client got.
+    A message that goes on without a note, or has more calls than the client got, is another model's answer.
     """
     kept, got = text_of(found).strip(), text_of(given).strip()
     if not (kept and got) or len(tool_calls_of(found)) > len(tool_calls_of(given)):
@@ -228,10 +228,10 @@ MAX_ALIKE = 32  # how many of the newest equal answers are compared with a chang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pending:
-    """An answer of which no request has shown yet what became of it."""
+    """An answer that no later request has shown to be paired or orphaned."""
 
     turn_id: str
-    asked: tuple[bytes, ...] | None  # the request's messages; None: an exchange they refer to is not known
+    asked: tuple[bytes, ...] | None  # the request's messages; None: they refer to an unknown exchange
     answer: bytes
     finished_at_ms: int
     interrupted: bool = False  # the client got no more of it than `answer`
@@ -239,26 +239,26 @@ class Pending:
 
 
 class PairingState(NamedTuple):
-    """What pairing knows of a session."""
+    """The state of a session in this stage."""
 
     session_id: str
     newest_exchange_id: str
     newest_at_ms: int  # when the broker appended it
     requests: Mapping[str, RequestDelta] = MappingProxyType({})  # without tokens
     pending: tuple[Pending, ...] = ()  # in answer order
-    paired: Mapping[str, bytes] = MappingProxyType({})  # answers by turn; their echoes prove no other answer
-    answered: bool = False  # a main answer was seen
-    idle_after: str | None = None  # the exchange after which the session was said to be idle
+    paired: Mapping[str, bytes] = MappingProxyType({})  # answers by turn; the echo of one proves no other answer
+    answered: bool = False  # the session has an answer that is no side turn
+    idle_after: str | None = None  # the exchange after which the session was reported as idle
 
 
 def observe(
     session: PairingState | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int
 ) -> Step[PairingState, None]:
-    """Return the session with `arrived` in it, and what became of each pending answer that `arrived` shows.
+    """Return the session with the exchange `arrived` added, and the pending answers that its history decides.
 
-    An exchange seen before changes nothing. A side turn is remembered only as a parent of later requests. So is a
-    failed exchange, once its history was read, unless its client got a part of the answer. A main request whose parent
-    is unknown shows nothing; its own answer is pending like any other.
+    An exchange seen before changes nothing. A side turn decides nothing: it is kept only as a parent of later requests.
+    A failed exchange decides like any other; its own answer is pending only if the client got a part of it. A request
+    with an unknown parent decides nothing, but its own answer is pending like any other.
     """
     if session is not None and arrived.exchange_id in session.requests:
         return Step(session)
@@ -283,7 +283,7 @@ def observe(
 
 
 def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ...] | None) -> Pending | None:
-    """Return the answer that awaits its echo, if any; a partial answer needs a known request."""
+    """Return the answer of `arrived` as pending, if it has one; a partial answer also needs a known request."""
     whole = isinstance(arrived, ExchangeCompleted)
     if arrived.message is None or (asked is None and not whole):
         return None
@@ -291,7 +291,7 @@ def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ..
         turn_id=arrived.exchange_id,
         asked=asked,
         answer=arrived.message,
-        # A client may ask again before its leaving is noticed.
+        # A client that left may ask again before the gateway notices that it left.
         finished_at_ms=arrived.finished_at_ms if whole else arrived.received_at_ms,
         interrupted=not whole,
         choice_of=arrived.choice_of if isinstance(arrived, ExchangeCompleted) else None,
@@ -299,7 +299,7 @@ def _pending(arrived: ExchangeCompleted | ExchangeFailed, asked: tuple[bytes, ..
 
 
 def _remember(session: PairingState | None, arrived: ExchangeCompleted | ExchangeFailed, at_ms: int) -> PairingState:
-    """Return the session with the messages of `arrived`; pairing needs no token."""
+    """Return the session with the messages of `arrived`, without token ids, which pairing does not need."""
     delta = replace(arrived.request, kept_tokens=0, token_ids=())
     if session is None:
         session = PairingState(
@@ -315,7 +315,7 @@ def _remember(session: PairingState | None, arrived: ExchangeCompleted | Exchang
 def _decided(
     session: PairingState, arrived: ExchangeCompleted | ExchangeFailed, messages: Sequence[bytes]
 ) -> dict[str, TurnPaired | TurnOrphaned]:
-    """Return what `arrived` shows, by turn id and in answer order; answers left out stay pending."""
+    """Return the pairings and orphans that `arrived` shows, by turn id, in answer order; others stay pending."""
     findings = [_finding(session, item, messages) for item in session.pending]
     claims = _claims(findings)
     chosen = {session.pending[number].choice_of for number in claims.values()} - {None}
@@ -333,14 +333,14 @@ def _decided(
                 )
             continue
         reason = OrphanReason.REGENERATED if item.choice_of in chosen else _reason(finding, number, claims)
-        # A request that was sent before the answer was complete can't echo it, and shows nothing.
+        # A request that was sent before the answer was complete can't echo it, so it makes no orphan.
         if reason is not None and arrived.received_at_ms >= item.finished_at_ms:
             decided[item.turn_id] = _orphan(item, arrived, reason)
     return decided
 
 
 def _finding(session: PairingState, item: Pending, messages: Sequence[bytes]) -> Echo | Displaced | Missing | None:
-    """Return what the request shows of `item`; a message that is another answer's exact echo shows only that one."""
+    """Return what the request shows of `item`. A message that is another answer's exact echo is no echo of `item`."""
     if item.interrupted and item.asked is not None:
         return look_behind(item.asked, item.answer, messages)
     found = look(item.asked, item.answer, messages)
@@ -371,7 +371,7 @@ def _orphan(item: Pending, arrived: ExchangeCompleted | ExchangeFailed, reason: 
 
 
 def _claims(findings: Sequence[Echo | Displaced | Missing | None]) -> dict[int, int]:
-    """Return the pending answer that each echo proves: of equal answers the newest exact match, else the newest."""
+    """Return, by the echo's index, the pending answer it proves: the newest exact match, else the newest match."""
     claims: dict[int, int] = {}
     for exact in (False, True):
         for number, finding in enumerate(findings):

@@ -1,6 +1,6 @@
-"""The turns stage: exchanges -> turns, and the idle mark that the log keeps of a silent session.
+"""The turns stage: reads exchanges, writes turns, and marks silent sessions as idle on the log.
 
-The one rule: a record on the log or the log's own clock ends a session, never this machine's clock.
+The one rule: a session ends by a record on the log or by the log's clock, never by this machine's clock.
 """
 
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, SessionDone, SessionIdle, TurnsSettled
@@ -8,11 +8,11 @@ from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 from clawstream.turns.pairing import PairingState, observe
 
-SESSION_IDLE_S = 1800  # people come back from a meal or a meeting; by the log's clock, so a replay finds the same
+SESSION_IDLE_S = 1800  # so a meal or a meeting does not end a session
 
 
 def turns_stage() -> Stage[PairingState, None]:
-    """Return the stage that pairs answers with what happened next."""
+    """Return the stage that pairs each answer with its next state."""
     return Stage(
         name="turns",
         reads=(topics.EXCHANGES,),
@@ -39,7 +39,7 @@ def step(session: PairingState | None, record: Record) -> Step[PairingState, Non
 
 
 def tick(session: PairingState, now_ms: int, idle_s: int) -> Step[PairingState, None]:
-    """Say once that nothing followed the newest exchange for `idle_s`."""
+    """Mark the session as idle, once, when nothing has followed its newest exchange for `idle_s`."""
     newest = session.newest_exchange_id
     if session.idle_after == newest or now_ms - session.newest_at_ms < idle_s * 1000:
         return Step(session)
