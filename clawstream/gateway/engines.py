@@ -1,16 +1,8 @@
-"""The engines behind the gateway: which one answers a session, and which ones get requests at all.
+"""The engines behind the gateway: which of them are offered requests, and which one gets a session's next request.
 
-An engine that is away, hangs or came back with old weights gets no request while another one will do; it gets requests
-again once the weights stage has brought it up to date. A session stays where its prefix is cached, unless that engine
-is not offered or clearly more loaded than another, so that it does not move between engines of nearly equal load.
-
-No request is answered from a prefix cache that other weights or another tenant filled. A cache key (`extra_key`) names
-the version that the engine is known to serve. Nothing older is cached under it: no version is known before it is
-served, and an engine that came back with older weights has its cache emptied when it is brought up to date
-(weights/stage.py). The engine may have changed its weights before the gateway knows. So an answer that used cached
-tokens, and whose first token was sampled by other weights than its key names, is thrown away before anything is shown,
-and asked again (`EngineAttempt.check`); tests/unit/gateway/test_cache_keys.py tries all orders of events. Tokens are
-labelled with the version that the engine reports, or with the adapter's version.
+An engine that is away, hangs or came back with old weights is offered no request while another engine is current. A
+session stays with the engine that has its prefix cached, unless that one is not offered or clearly has more load.
+No request uses a prefix cache that other weights or another tenant filled (`EngineAttempt`).
 """
 
 import asyncio
@@ -39,11 +31,11 @@ from clawstream.inference.model_folder import too_small_for
 from clawstream.stream.runner.calling import wait_at_most
 
 LOG = logging.getLogger(__name__)
-ANSWERS_WITHIN_S = 20.0  # else the engine is away; longer than its longest swap of weights
+ANSWERS_WITHIN_S = 20.0  # after that the engine counts as away; longer than any change of weights
 
 
 class StaleCache(ClawstreamError):
-    """The answer may use a cache that other weights filled; nothing of it was shown. Ask again with a new attempt."""
+    """The answer may rest on a cache that other weights filled; none of it was shown. Make a new attempt."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -55,27 +47,27 @@ class ServedEngine:
     policy_id: str = "policy"
     answers_within_s: float = ANSWERS_WITHIN_S
     context_length_tokens: int | None = None
-    largest_token_id: int = -1  # the largest id that it may be given
+    largest_token_id: int = -1  # the largest token id that requests may contain
     weights: int | None = None  # the version; None: neither the engine nor the log has said yet
-    adapters: dict[int, str] = field(default_factory=dict)  # loaded, by version
+    adapters: dict[int, str] = field(default_factory=dict)  # names of loaded adapters, by version
     problem: str | None = "not asked yet"
     in_flight: int = 0
     newest_had: int = BASE_VERSION
     doubted: asyncio.Event = field(default_factory=asyncio.Event)
-    patience: set[asyncio.Timeout] = field(default_factory=set)  # of the requests in flight
+    patience: set[asyncio.Timeout] = field(default_factory=set)  # the timeouts of requests in flight
 
     @property
     def version(self) -> int | None:
-        """The newest version that answers requests to it; None: not known."""
+        """The newest version that the engine can answer with, by weights or adapter; None: not known."""
         return max(self.weights, *self.adapters) if self.adapters and self.weights is not None else self.weights
 
     def serves(self, weights: int) -> None:
-        """Note its weights of now."""
+        """Note the version of the engine's present weights."""
         self.weights = weights
         self.newest_had = max(self.newest_had, self.version or BASE_VERSION)
 
     def loaded(self, version: int, adapter: str) -> None:
-        """Note that requests may name this adapter too."""
+        """Note that the engine has loaded this adapter, so that requests may name it."""
         self.adapters = {**self.adapters, version: adapter}
         self.newest_had = max(self.newest_had, version)
 
@@ -93,7 +85,7 @@ class ServedEngine:
         )
 
     async def ask(self) -> None:
-        """Find out whether the engine is there, and what it serves, unless an event told that meanwhile."""
+        """Ask the engine whether it answers and what it serves; weights noted meanwhile from an event stay."""
         self.doubted.clear()
         before = self.weights
         try:
@@ -122,13 +114,13 @@ class ServedEngine:
         self.problem = problem
 
     def told(self, weights: int, before: int | None) -> None:
-        """Take over the weights that it named when asked, unless they changed since the question from `before`."""
-        # An event may be missed, and an engine that was away may have older weights.
+        """Note the `weights` that the engine reported, unless the known ones, `before`, changed since it was asked."""
+        # The report is needed, since events may be missed, and an engine that was away may have older weights.
         if self.weights in (None, before):
             self.serves(weights)
 
     def give_up(self) -> None:
-        """Fail requests that wait for their first token now, and streaming ones if nothing comes for a while."""
+        """Fail requests without a first token at once, and streaming ones if no token comes for `answers_within_s`."""
         now = asyncio.get_running_loop().time()
         for patience in self.patience:
             if not patience.expired():
@@ -137,11 +129,17 @@ class ServedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAttempt:
-    """One attempt at one engine."""
+    """One attempt to have an engine answer a request, under a cache key (`extra_key`).
+
+    The key names the tenant and the version of weights that the engine is known to serve. Nothing older is cached under
+    it. A version is known only once it is served, and an engine that came back with older weights gets its cache
+    emptied when it is updated (weights/stage.py). Since an engine may change its weights before the gateway knows,
+    `check` discards an answer from a stale cache. tests/unit/gateway/test_cache_keys.py tries all orders of events.
+    """
 
     engine: ServedEngine
     weights: int  # the version that the cache key names
-    version: int  # of the weights, or of the adapter that is asked for
+    version: int  # the version asked for: of the weights or of the adapter
     adapter: str | None
     alone: bool  # no other request has its cache key
     extra_key: str
@@ -152,11 +150,11 @@ class EngineAttempt:
         return None if self.adapter is None else self.version
 
     def check(self, first: Chunk) -> None:
-        """Learn from the chunk with the first tokens which weights sampled them.
+        """Note which weights sampled the first tokens, which are in the chunk `first`.
 
-        Raises StaleCache where they are not those of the cache key and cached tokens were used. This relies on two
-        facts (SGLang 0.5.23, and our engine): nothing is sampled while weights change, and their new name is in force
-        before sampling goes on. So tokens of new weights are never sent under an older name.
+        Raises StaleCache if cached tokens were used and the cache key names other weights. This relies on two facts
+        about SGLang 0.5.23 and our engine: nothing is sampled while weights change, and the new version's name is set
+        before sampling goes on. So tokens of new weights never carry an older name.
         """
         told = next((span.version for span in first.weight_versions if span.num_tokens), first.weight_version)
         if told is None:
@@ -174,23 +172,23 @@ class EngineAttempt:
             )
 
 
-BEHIND_FOR_S = 30.0  # engines take a version over in turn; late ones are offered for so long
+BEHIND_FOR_S = 30.0  # engines are updated in turn; one that is not yet updated is offered for so long
 SLACK_REQUESTS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """What is known of an engine when a request is placed."""
+    """The state of an engine when a request is placed."""
 
     version: int | None  # the one it serves; None: it does not answer
-    newest_had: int  # the newest version it is known to have served, also before it was away
-    behind_s: float | None  # for how long it has not served the newest version while offered; None: it was not offered
+    newest_had: int  # the newest version that it ever served, as far as known
+    behind_s: float | None  # how long it has been offered without the newest version; None: it was not offered
 
 
 def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:
-    """Return which engines get requests: those that answer and are not behind; where all are, the newest of them.
+    """Return which engines are offered: those that answer and are not behind, or else those with the newest version.
 
-    An engine that came back with old weights is behind at once; one that waits for its turn in a rollout is behind
+    An engine that came back with old weights is behind at once. One that waits for its turn in an update is behind
     after BEHIND_FOR_S.
     """
     newest = max((engine.version for engine in engines if engine.version is not None), default=None)
@@ -205,10 +203,10 @@ def _is_current(engine: EngineLoad, newest: int | None) -> bool:
 
 
 def choose(in_flight: Sequence[int | None], *, home: int | None, order: Sequence[int]) -> int | None:
-    """Return the number of the engine to ask: `home` if it will do, else the least loaded, of equals the first.
+    """Return the number of the engine to ask: `home` unless it has too much load, else the engine with the least.
 
-    `in_flight` counts requests by engine, None where it is not offered. `home` is the engine of the session's last
-    request, `order` the order among equals. None: no engine is offered.
+    `in_flight` is the number of requests at each engine, None where it is not offered. `home` is the engine of the
+    session's last request; `order` decides among engines of equal load. None: no engine is offered.
     """
     loads = {number: load for number, load in enumerate(in_flight) if load is not None}
     if not loads:
@@ -220,7 +218,7 @@ def choose(in_flight: Sequence[int | None], *, home: int | None, order: Sequence
 
 
 def order_of(session_id: str, urls: Sequence[str]) -> list[int]:
-    """Return the engines by how much they suit the session: the same for every gateway, whichever engines are away."""
+    """Return the engines' numbers in a session's order of preference, by a hash: the same in every gateway."""
 
     def weight(number: int) -> bytes:
         return hashlib.blake2b(f"{session_id}\n{urls[number]}".encode(), digest_size=8).digest()
@@ -233,7 +231,7 @@ _HOMES = 65_536  # sessions whose engine is remembered
 
 
 class Engines:
-    """All engines of one policy; each session stays with one of them as long as that is reasonable."""
+    """All engines of one policy; places each session's requests with one engine where possible."""
 
     def __init__(
         self, policy_id: str, engines: Sequence[ServedEngine], *, clock: Callable[[], float] = time.monotonic
@@ -243,7 +241,7 @@ class Engines:
         self.all = tuple(engines)
         self._clock = clock
         self._urls = tuple(engine.url for engine in self.all)
-        self._behind_since: dict[str, float] = {}  # engines that are in service and not at the newest version
+        self._behind_since: dict[str, float] = {}  # by URL: offered engines without the newest version
         self._in_service: set[str] = set()
         self._homes: OrderedDict[str, int] = OrderedDict()
 
@@ -255,14 +253,14 @@ class Engines:
         avoid: Collection[ServedEngine] = (),
         alone: bool = False,
     ) -> EngineAttempt | None:
-        """Return the attempt for the session's next request; None while no engine but those to avoid is offered."""
+        """Return an attempt for the session's next request; None: no engine is offered, except those to `avoid`."""
         in_flight = [engine.in_flight if ok and engine not in avoid else None for engine, ok in self.offered().items()]
         found = choose(in_flight, home=self._homes.get(session_id), order=order_of(session_id, self._urls))
         return None if found is None else self.all[found].place(tenant=tenant, alone=alone)
 
     @contextmanager
     def asked(self, session_id: str, place: EngineAttempt, patience: asyncio.Timeout) -> Iterator[None]:
-        """Count a request of the session in flight at the place during the block; a lost engine ends `patience`."""
+        """Count a request of the session as in flight during the block; if the engine is lost, `patience` expires."""
         engine = place.engine
         self._homes[session_id] = self.all.index(engine)
         self._homes.move_to_end(session_id)
@@ -277,7 +275,7 @@ class Engines:
             engine.in_flight -= 1
 
     def offered(self) -> dict[ServedEngine, bool]:
-        """Return whether requests are put to each engine."""
+        """Return for each engine whether it is offered requests."""
         now = self._clock()
         found = dict(zip(self.all, offered([self._standing(engine, now) for engine in self.all]), strict=True))
         if len(self.all) > 1:
@@ -289,7 +287,7 @@ class Engines:
         return "; ".join(str(engine.problem) for engine in self.all if engine.problem is not None)
 
     def learn(self, event: PolicyActivated) -> None:
-        """Learn that an engine serves another version from now on; news older than what is known change nothing."""
+        """Note that an engine now serves another version; an event with an older version changes nothing."""
         if event.policy_id != self._policy_id:
             return
         for engine in self.all:
@@ -301,7 +299,7 @@ class Engines:
                 engine.serves(event.policy_version)
 
     async def watch(self) -> None:
-        """Ask every engine at intervals, and whenever it is doubted, whether it is there; never returns."""
+        """Ask every engine whether it answers, at intervals and whenever it is in doubt; never returns."""
         async with asyncio.TaskGroup() as group:
             for engine in self.all:
                 group.create_task(self._watch(engine))
@@ -324,7 +322,7 @@ class Engines:
         )
 
     def _note(self, found: Mapping[ServedEngine, bool], now: float) -> None:
-        """Remember which engines are in service, and since when each is behind."""
+        """Note which engines are offered, and since when each lacks the newest version."""
         newest = max((engine.version or BASE_VERSION for engine, ok in found.items() if ok), default=None)
         for engine, ok in found.items():
             if ok != (engine.url in self._in_service):

@@ -1,7 +1,8 @@
 """The judging stage: reads turns, asks a judge, and writes votes, verdicts and hints.
 
 The one rule: every ballot ends in one vote, which is readable, unreadable or failed. A reply that arrived gives a
-readable or an unreadable vote. Without a reply the judge is asked again, and the vote is failed only at the deadline.
+readable or an unreadable vote. Without a reply the judge is asked again; the vote is failed at the deadline, or once
+the judge refuses the request.
 """
 
 import time

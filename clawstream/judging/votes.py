@@ -1,11 +1,9 @@
-"""Asks a judge questions about each turn (score, hint), counts its votes, and concludes a verdict or hint. Pure.
+"""The questions to a judge about each turn (score and hint), and the conclusions from its votes. Pure.
 
 A vote is the last \\boxed{} value after any thinking. A reply without an allowed value is unreadable, never a score of
-0. A score needs a quorum of readable votes. A question is concluded once all its ballots have votes, in any order.
-
-Records may come in any order and more than once: of two events with one identity the first counts. A ballot needs the
-turn and the request that shows it. The second look at a turn (FLOOR_LOOK) needs all first verdicts and hints, and the
-mark that the session's turns are settled.
+0. A score needs a quorum of readable votes. A question is concluded once all its ballots have votes, in any order. Of
+two events with one identity the first counts. A ballot needs the turn and the request that shows it. A session's second
+look (FLOOR_LOOK) needs the first verdicts and hints of its turns, and the mark that the turns are settled.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""What a running installation tells other commands by files in its data folder: addresses, its parts, its judge.
+"""The files in the data folder by which other commands find a running installation, its parts and its judge.
 
-Each file is replaced as a whole, so a reader never sees half of one. run.json and parts.json count only while the
-installation holds its lock, however it ended.
+Each file is replaced as a whole, so a reader never sees half of one. run.json and parts.json are valid only while the
+installation holds its lock; a kill releases the lock.
 
-judge.json is there because the log says nothing of a judge that is away until a vote's deadline. It is written when the
-judge begins or stops answering, or fails with another error, and otherwise once in NOTED_EVERY_MS.
+judge.json says early that a judge is away; the log says so only at a vote's deadline. It is written when the judge
+begins or stops answering or fails with another error, and otherwise at most once in NOTED_EVERY_MS.
 """
 
 import json
@@ -22,7 +22,7 @@ from clawstream.monitoring.alarm import JudgeReachability, after
 _LOCK = ".run-lock"
 _ADDRESSES = "run.json"
 _PARTS = "parts.json"
-_LOOKED_AT_S = 1.0  # a process that asks whether the lock is held has it for a moment
+_LOOKED_AT_S = 1.0  # a process that checks the lock holds it itself for a moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,13 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartState:
-    """One part at one moment."""
+    """The state of one part."""
 
     name: str
     pid: int | None  # None: it has no process
     restarts: int
     since_ms: int  # when this state began, since the epoch, UTC
-    failure: str | None  # why it is not started again; None: it is started again
+    failure: str | None  # why the supervisor does not restart it; None: it does
 
 
 def settings_file(data_dir: Path) -> Path:
@@ -54,7 +54,7 @@ def settings_file(data_dir: Path) -> Path:
 
 
 def policy_of(data_dir: Path) -> str | None:
-    """Return the id of the policy that was last up on this data folder; None: none was."""
+    """Return the id of the policy that last ran on this data folder; None: none did."""
     found = _read(settings_file(data_dir))
     return None if found is None else str(found["policy"]["id"])
 
@@ -71,7 +71,7 @@ def alone_on(data_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def announced(data_dir: Path, addresses: Addresses) -> Iterator[None]:
-    """Let `addresses_of` find the installation for the length of the block."""
+    """Let `addresses_of` find the installation during the block."""
     write_private(data_dir / _ADDRESSES, json.dumps(asdict(addresses), indent=1))
     try:
         yield
@@ -80,7 +80,7 @@ def announced(data_dir: Path, addresses: Addresses) -> Iterator[None]:
 
 
 def addresses_of(data_dir: Path) -> Addresses | None:
-    """Return this data folder's running installation's addresses; None: none runs, or its servers are starting."""
+    """Return the addresses of the installation on this data folder; None: it does not run, or is still starting."""
     found = _read(data_dir / _ADDRESSES) if in_use(data_dir / _LOCK) else None
     return None if found is None else Addresses(**(found | {"engines": tuple(found["engines"])}))
 
@@ -91,7 +91,7 @@ def write_parts(data_dir: Path, parts: Sequence[PartState]) -> None:
 
 
 def read_parts(data_dir: Path) -> tuple[PartState, ...]:
-    """Return how the parts fared when the supervisor last wrote; `addresses_of` says whether it still runs."""
+    """Return the parts' states as last written; `addresses_of` says whether the installation still runs."""
     return tuple(PartState(**part) for part in _read(data_dir / _PARTS) or ())
 
 
@@ -130,7 +130,7 @@ class JudgeNotes:
 
 
 def judge_of(data_dir: Path) -> JudgeReachability | None:
-    """Return the last note; None: no readable one, as when another version wrote it or power failed."""
+    """Return the last note; None: there is none, or it is unreadable (another version wrote it, power failed)."""
     try:
         return JudgeReachability(**json.loads((data_dir / _FILE).read_text()))
     except (OSError, ValueError, TypeError):

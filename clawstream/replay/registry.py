@@ -1,6 +1,6 @@
-"""Which replays there are, which one is promoted, and which records each reads.
+"""The registry of replays: their names, the ranges of records that each reads, and the promoted one.
 
-A range ends at an offset that existed when the replay began, so later writes change nothing.
+The end of a range is fixed when the replay begins, so records that are written later change nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ class ReplayLog(Log, EventLog, Protocol):
 async def frozen(
     log: ReplayLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
 ) -> tuple[OffsetRange, ...]:
-    """Return the ranges of exchanges from `since` up to but not including `until`, and of all that may be about them.
+    """Return the ranges of exchanges from `since` up to but not including `until`, and of the records about them.
 
-    The latter are votes, feedback and answers given again; where an engine `scored` hints, those scores too. Each end
-    is an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or ISO. None: no limit. Raises OperatorError
-    for text that is neither, ConfigError for a range without a record.
+    Records about exchanges are feedback, refreshed answers, votes if they come from the log, and an engine's scores of
+    hints if `scored`. `since` and `until` are an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or
+    ISO; None: no limit. Raises OperatorError for other text, ConfigError for a range without a record.
     """
     begins, ends = await log.begin_offsets([topics.EXCHANGES]), await log.end_offsets([topics.EXCHANGES])
     first = begins if since is None else await _offsets_at(log, since, now_ms, begins)
@@ -45,7 +45,7 @@ async def frozen(
     for topic in (*votes, topics.FEEDBACK, topics.ANSWERS, *((topics.HINTS,) if scored else ())):
         begins, ends = await log.begin_offsets([topic]), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
-            # No such record is older than the exchange it is about.
+            # No record is older than the exchange it is about.
             begins = await log.offsets_at([topic], start_ms(since, now_ms))
         ranges += [_range(place, begins[place], ends[place]) for place in sorted(ends)]
     return tuple(ranges)
@@ -79,11 +79,11 @@ def _range(place: PartitionId, first: int, end: int) -> OffsetRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """The control topic, read up to its end; of two events with one id the first counts."""
+    """The replays and promotions on the control topic; of two events with one id the first counts."""
 
     started: dict[str, ReplayStarted] = field(default_factory=dict)  # by name, in order
     ended: dict[str, ReplayEnded] = field(default_factory=dict)
-    promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, all of them
+    promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, with undone ones
 
     @classmethod
     async def read(cls, log: ReplayLog) -> "Registry":
@@ -113,13 +113,13 @@ class Registry:
         return self.ended[name]
 
     def pointer(self, policy_id: str) -> str | None:
-        """Return the promotion whose samples the policy is trained on; None: the live ones."""
+        """Return the name of the replay whose samples the policy is trained on; None: live samples."""
         standing = promotions(self.promoted.get(policy_id, []))
         return standing[-1].replay if standing else None
 
 
 async def promote(log: ReplayLog, name: str, *, policy_id: str, now_ms: int) -> SamplesPromoted:
-    """Have the policy trained on the replay's samples from its next batch on; raises ConfigError unless it ended."""
+    """Train the policy on the replay's samples from its next batch on; raises ConfigError unless the replay ended."""
     registry = await Registry.read(log)
     registry.finished(name)
     event = _next(registry, policy_id, name, undoes=None, now_ms=now_ms)

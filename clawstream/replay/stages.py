@@ -1,8 +1,8 @@
 """The folds of turns, judging and samples on one partition of a replay, and their events as records.
 
-A fold gives the same events here as its stage does live: stages give the same events however the topics interleave,
-and an event that follows from a record gets that record's time. Equal samples give equal digests, in whatever order and
-on however many partitions they were assembled.
+A fold gives the same events here as its stage does live, because a stage's events do not depend on how its topics
+interleave. An event gets the time of the record that it follows from. The digest of all samples depends neither on
+their order nor on the number of partitions.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from clawstream.turns.stage import turns_stage
 
 
 class Output:
-    """Makes records of events; counts them by type, and keeps each sample's digest, the first one of an id."""
+    """Makes records of events, counts them by type, and keeps a digest of each sample (of equal ids the first)."""
 
     def __init__(self, replay: str) -> None:
         self._replay = replay
@@ -39,7 +39,7 @@ class Output:
         self.digests: dict[bytes, bytes] = {}  # a sample's id -> the sha256 of its bytes
 
     def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> PlacedRecord:
-        """Return the event's record for this replay's topic in place of the event's own.
+        """Return the event's record for the replay's own topic in place of the live one.
 
         `at_ms` is the time of the record that the event follows from. Raises UnusableEvent for an event that can't be
         encoded.
@@ -66,7 +66,7 @@ _ALL = 2**63 - 1
 
 
 class FoldOutput(NamedTuple):
-    """What follows from one record: events in order, and calls to make."""
+    """The events, in order, and the calls that follow from one record."""
 
     events: list[Event]
     calls: list[Any]
@@ -74,7 +74,7 @@ class FoldOutput(NamedTuple):
 
 
 class Host:
-    """The states of the sessions of one partition number, in all folds."""
+    """All folds of one partition number, with their sessions' states."""
 
     def __init__(self, stages: Sequence[Stage[Any, Any]]) -> None:
         self._folds = [Fold(stage) for stage in stages]
@@ -86,9 +86,9 @@ class Host:
         self._num_fed = 0
 
     def feed(self, record: Record, *, open_since_ms: int | None = None) -> FoldOutput:
-        """Give the record to every fold that reads its topic, then the events that follow to the folds that read them.
+        """Apply the record to every fold that reads its topic, and the resulting events to the folds that read them.
 
-        `open_since_ms` is the time of the oldest record whose calls are not made yet: no later state is let go.
+        `open_since_ms` is the time of the oldest record with open calls; states are expired as of then, not of now.
         """
         self._num_fed += 1
         if self._num_fed % EXPIRE_EVERY == 0:
@@ -154,7 +154,7 @@ def hosted(
         turns: list[Stage[Any, Any]] = [turns_stage(), *map(scored_again, scored_by)]
         if asking is not None:
             return (*turns, asking, samples_stage(rules))
-        # One judge may have voted long after another had finished with the session.
+        # Samples forget no session here, since another judge may have voted on it much later.
         return (*turns, aggregation(section, started.judge), samples_stage(rules, forgets=False))
 
     return stages, asking

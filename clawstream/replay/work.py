@@ -1,8 +1,8 @@
-"""One worker of a replay: reads its partitions, folds, calls the judge, writes.
+"""One worker of a replay: reads its partitions, runs the stages' folds, calls the judge and writes the events.
 
-The one rule: a vote is on its topic, acknowledged, before anything follows from it. So a replay that was killed finds
-every vote that an event rests on, and concludes the same. Feedback on an answer is read together with the answer,
-however late it came, so a turn's first sample is also its last.
+The one rule: a vote is acknowledged by the broker before any event follows from it. So after a kill, a new run finds
+those votes and reaches the same conclusions. Feedback on an answer is applied right after the answer, however late it
+came, so each turn gets only one sample.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 AT_ONCE = 2  # partitions
 GROUP_RECORDS = 1000
 GROUP_BYTES = 4 * 2**20
-BREATHE_EVERY = 100  # records; fetching goes on meanwhile
+BREATHE_EVERY = 100  # records; the pause lets the event loop fetch more
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the latter, only those of the replay's teacher
-# By session and turn: events with their topics.
+_BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of hints, only the scores by the replay's teacher
+# Events with their topics, by session and turn.
 Beside = dict[tuple[str, str], "list[tuple[str, events.FeedbackGiven | events.AnswerRefreshed | _Packed]]"]
 
 
 class _Packed(NamedTuple):
-    """Scores in an eighth of their size, as all of a partition's scores wait for their answers."""
+    """A teacher's scores in an eighth of their size, since all scores of a partition are in memory at once."""
 
-    scored: events.TeacherScored  # without them
+    scored: events.TeacherScored  # without log-probs
     teacher_logprobs: "array[float] | None"
     student_logprobs: "array[float] | None"
 
@@ -71,12 +71,12 @@ def _unpacked(values: "array[float] | None") -> events.LogProbs | None:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayProgress:
-    """What a worker has done so far."""
+    """The counts of what a worker has done so far."""
 
     num_exchanges: int = 0
     num_samples: int = 0
     num_calls: int = 0
-    num_votes_cast: int = 0  # votes by calls of earlier runs included
+    num_votes_cast: int = 0  # including votes from earlier runs' calls
     num_unusable: int = 0
 
 
@@ -90,7 +90,7 @@ def summed(parts: Iterable[ReplayProgress]) -> ReplayProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
-    """What a worker has done in all."""
+    """The counts of all that a worker has done, and its samples' digests."""
 
     progress: ReplayProgress
     counts: Mapping[str, int]  # events written, by type
@@ -98,10 +98,10 @@ class WorkerResult:
 
 
 class ReplayWorker:
-    """Replays partitions; `judging` is the stage that makes calls, None where votes are known.
+    """Replays partitions; `judging` is the stage that calls the judge, None where recorded votes are used.
 
-    Where calls are made, one partition after the other; else two at once, so that one is worked on while the broker is
-    asked for the other.
+    With calls, partitions are replayed one after another. Without, two are replayed at once, so that one is worked on
+    while the other waits for the broker.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class ReplayWorker:
                 await _Partition(self, number, tasks, known, await self._said_of(number)).run()
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], events.VoteCast]:
-        """Return the judge's replies to an earlier run of this replay, the first one to each ballot."""
+        """Return the votes that earlier runs of this replay wrote, the first one on each ballot."""
         place = PartitionId(replay_topic(topics.VOTES, self.started.replay), number)
         end = (await self.log.end_offsets([place.topic]))[place]
         known: dict[tuple[object, ...], events.VoteCast] = {}
@@ -162,7 +162,7 @@ class ReplayWorker:
         return known
 
     async def _said_of(self, number: int) -> Beside:
-        """Return recorded events on the partition's answers that a replay does not make, by turn, in topic order."""
+        """Return the partition's recorded feedback, refreshed answers and scores, by turn, in topic order."""
         found: Beside = defaultdict(list)
         ranges = by_partition(self.started.ranges, number)
         places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}
@@ -192,7 +192,7 @@ class ReplayWorker:
             try:
                 await self.log.put(records)
             except TryLater as error:
-                if not self._write_fails:  # thousands of calls may be writing: one logs it for all
+                if not self._write_fails:  # thousands of calls may fail to write at once; only the first logs it
                     log.warning("replay=%s write=failed state=retrying reason=%s", self.started.replay, error)
                 self._write_fails = True
                 await asyncio.sleep(wait_before(attempt, RETRY_S))
@@ -298,7 +298,7 @@ class _Partition:
                 self._worker.progress.num_unusable += 1
 
     async def _flush(self) -> None:
-        """Write the waiting records while the next are made; one group at a time, so that the order holds."""
+        """Start to write the waiting records, once the group before them is written, so that the order holds."""
         async with self._one_flush:
             if self._writing is not None:
                 await self._writing
@@ -308,9 +308,9 @@ class _Partition:
                 self._writing = self._tasks.create_task(self._worker.put(records))
 
     async def _let_calls_end(self, record: Record) -> None:
-        """Let a session's calls end before a record that follows a long silence: the session begins again with it.
+        """Wait for a session's open calls before a record that follows a long silence and so begins the session anew.
 
-        At most twice as many calls wait as are made at once.
+        Also wait while twice `calls_at_once` calls, or more, are open.
         """
         judging = self._worker.judging
         assert judging is not None

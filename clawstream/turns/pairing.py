@@ -1,12 +1,10 @@
-"""Finds an answer in the history of a later request, and pairs each answer with what happened next. Pure.
+"""Finds each answer in the history of a later request, and pairs it with the messages that follow it. Pure.
 
 An answer is pending until the history of a later request shows what became of it. If the history repeats the answer (an
-echo), the answer is paired with the messages that follow it there. If another message stands in its place, or the
-history was changed and lacks it, the answer is an orphan.
-
-An echo counts only behind the messages that the answer replied to, as far as the history keeps them. Clients rewrite
-system messages, their own blocks and their housekeeping questions, so all these are ignored. Clients also join messages
-of one role, drop the last message before an answer, and replace the first messages by a summary.
+echo), the answer is paired with its next state: the messages behind the echo. If another message stands in its place,
+or the history was changed and lacks it, the answer is an orphan. An echo counts only behind the messages that the
+answer replied to, as far as the history keeps them. System messages, a client's own blocks and its housekeeping
+questions are ignored, since clients rewrite them.
 """
 
 import re

@@ -31,7 +31,7 @@ def step(session: PairingState | None, record: Record) -> Step[PairingState, Non
         return Step(None)
     if isinstance(event, SessionDone):
         return Step(None, _settled(session, done=True))
-    # A mark that a newer exchange overtook on its way to the log says nothing.
+    # An idle mark counts only if no newer exchange reached the log before it.
     if isinstance(event, SessionIdle) and event.after_exchange_id == session.newest_exchange_id:
         idle = session._replace(idle_after=event.after_exchange_id)
         return Step(idle, _settled(session, done=False))

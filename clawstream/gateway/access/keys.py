@@ -1,12 +1,10 @@
-"""Clients' keys: who has which, what each may do, and how much of it. Pure.
+"""Clients' keys, and the limits on each key's requests. Pure: the time is an argument.
 
-A key is shown once, to the person who made it; only its SHA-256 is kept. That is enough for 256 random
-bits: nobody can try them all, so a slow hash or a salt would cost every request and protect nothing.
+A key is shown once, to the person who made it; only its SHA-256 is kept. A key has 256 random bits, too many to guess,
+so a slow hash or a salt would cost time on every request and protect nothing.
 
-time is an argument.
-
-Every request that enters leaves exactly once, so that nothing is in flight after all have left. A request
-is in flight once its body is whole; until then it counts against its own key alone.
+Every request that enters leaves exactly once. It counts against its key from the start, and against the gateway's
+limit (in flight) only once its body has arrived.
 """
 
 import hashlib
@@ -32,7 +30,7 @@ _Limit = Annotated[int | None, Field(ge=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What one key may do; None: as the settings say."""
+    """The limits of one key; None: as the settings say."""
 
     max_concurrent: int | None = None
     requests_per_minute: int | None = None
@@ -40,7 +38,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One client's key, as it stands in the file. Its name stands in the audit trail, so a revoked one is kept."""
+    """One client's key, as in the key file. A revoked key stays in the file, since the audit trail has its name."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -53,13 +51,13 @@ class Key:
 
     @property
     def allowance(self) -> Allowance:
-        """What the key may do."""
+        """The key's limits."""
         return Allowance(max_concurrent=self.max_concurrent, requests_per_minute=self.requests_per_minute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks; `name` None: no keys are in use."""
+    """The client that makes a request; `name` None: no keys are in use."""
 
     name: str | None
     allowance: Allowance = Allowance()
@@ -72,15 +70,15 @@ class KeyRing:
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     keys: tuple[Key, ...]
-    open: bool = False  # a person said that programs of this machine need no key any more
+    open: bool = False  # a person allowed programs on this machine to ask without a key
 
     @property
     def in_force(self) -> tuple[Key, ...]:
-        """The keys that open the gateway."""
+        """The keys that are not revoked."""
         return tuple(key for key in self.keys if key.revoked_at is None)
 
     def holder(self, shown: str) -> Caller | None:
-        """Return whose key was shown; None: nobody's. All keys are compared, each in constant time."""
+        """Return the caller whose key was shown; None: unknown key. All keys are compared, each in constant time."""
         digest = sha256(shown)
         found = None
         for key in self.in_force:
@@ -89,7 +87,7 @@ class KeyRing:
         return found
 
     def with_key(self, key: Key) -> "KeyRing":
-        """Return the ring with `key` in it; a revoked name can be given again. Raises ConfigError."""
+        """Return the ring with `key` added; the name of a revoked key can be used again. Raises ConfigError."""
         if not NAME.fullmatch(key.name) or key.name == DEFAULT:
             raise ConfigError(
                 f"the name {key.name!r} can't be given to a key; nothing was added. Use 1 to 64 letters, digits or "
@@ -102,7 +100,7 @@ class KeyRing:
         return KeyRing((*(known for known in self.keys if known.name != key.name), key))
 
     def without(self, name: str, *, revoked_at: str) -> "KeyRing":
-        """Return the ring in which the key `name` opens nothing. Raises ConfigError."""
+        """Return the ring with the key `name` revoked. Raises ConfigError."""
         names = [key.name for key in self.in_force]
         if name not in names:
             raise ConfigError(
@@ -111,7 +109,7 @@ class KeyRing:
         return KeyRing(tuple(replace(key, revoked_at=revoked_at) if key.name == name else key for key in self.keys))
 
     def opened(self) -> "KeyRing":
-        """Return the ring under which programs of this machine need no key. Raises ConfigError."""
+        """Return the ring with `open` set: programs on this machine need no key. Raises ConfigError."""
         if self.in_force:
             names = ", ".join(key.name for key in self.in_force)
             raise ConfigError(f"keys are in force ({names}); nothing was changed. Revoke them first")
@@ -144,7 +142,7 @@ def read_ring(text: str, where: str) -> KeyRing:
 
 
 def mend(where: str) -> str:
-    """Return what to do about a file that can't be read as keys."""
+    """Return the advice for a key file that can't be read."""
     quoted = shlex.quote(where)
     return (
         f"Nothing was changed. Mend it, or put it aside and give everybody a new key: mv {quoted} "
@@ -159,27 +157,27 @@ def write_ring(ring: KeyRing) -> str:
 
 
 AGAIN_AFTER_S = 1
-_SHARES = 4  # the gateway's room in parts; a key has one part, or all if it is the only key
-_ARRIVING = 4  # requests here, arriving bodies included, for each that may be in flight
+_SHARES = 4  # a key may use one of so many parts of the gateway's room, or all if it is the only key
+_ARRIVING = 4  # requests that may be here, with arriving bodies, for each that may be in flight
 _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """A token bucket of requests that may be made now; it refills steadily and holds a minute's worth at most."""
+    """A token bucket that limits a key's requests; it refills steadily and holds a minute's requests at most."""
 
     tokens: float
     at_s: float
 
     def filled(self, per_minute: int, now_s: float) -> "Bucket":
-        """Return the bucket as it is at `now_s`; a clock that goes back takes nothing away."""
+        """Return the bucket at `now_s`; a clock that goes back removes no tokens."""
         grown = self.tokens + max(0.0, now_s - self.at_s) * per_minute / _MINUTE_S
         return Bucket(tokens=min(grown, float(per_minute)), at_s=max(now_s, self.at_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How far a key is from its limit by the minute, as in OpenAI's headers."""
+    """A key's remaining requests by the minute, as in OpenAI's headers."""
 
     per_minute: int
     remaining: int
@@ -195,17 +193,17 @@ class Rate:
 
 
 class Limits:
-    """The requests that are here and in flight, and each key's recent rate."""
+    """Counts the requests that are here and in flight, and each key's recent rate."""
 
     def __init__(self, defaults: Allowance, max_in_flight: int) -> None:
         self._defaults = defaults
         self._max_in_flight = max_in_flight
         self._here: Counter[str | None] = Counter()
-        self.in_flight = 0  # requests that were let in with their bodies, and have not left
+        self.in_flight = 0  # requests whose bodies have arrived, and that have not left
         self._buckets: dict[str | None, Bucket] = {}
 
     def enter(self, caller: Caller, now_s: float, *, num_keys: int = 1) -> Rate | None:
-        """Count the request against its key; return the key's rate, None where it has no limit.
+        """Count a new request against its key; return the key's rate, or None if it has no limit.
 
         Each of several keys has a share of the gateway's room, unless its allowance says otherwise. Raises TooMuch
         without counting the request.
@@ -219,14 +217,14 @@ class Limits:
         return rate
 
     def begin(self) -> None:
-        """Count a request that `enter` let in as in flight: its body is whole. Raises TooMuch without counting it."""
+        """Count an entered request as in flight, since its body has arrived. Raises TooMuch without counting it."""
         self._check_room(1)
         self.in_flight += 1
 
     def grow(self, caller: Caller, num_more: int, *, num_keys: int = 1) -> None:
-        """Count `num_more` answers of a request in flight, each as one request more.
+        """Count `num_more` further answers of a request in flight, each as one request.
 
-        Raises TooMuch, or BadRequest where there is never room for so many, and then counts none.
+        Raises TooMuch, or BadRequest if there can never be room for so many; then none is counted.
         """
         share = self._at_once(caller, num_keys)
         most = self._max_in_flight if share is None else min(share, self._max_in_flight)
@@ -242,7 +240,7 @@ class Limits:
         self.in_flight += num_more
 
     def leave(self, caller: Caller, *, begun: bool, num_more: int = 0) -> None:
-        """End a request that `enter` let in; `begun`: it was in flight, with `num_more` answers besides the first."""
+        """End an entered request; `begun`: it was in flight, with `num_more` answers besides the first."""
         assert self._here[caller.name] > num_more
         self._here[caller.name] -= 1 + num_more
         self.in_flight -= begun + num_more
@@ -301,7 +299,7 @@ class Limits:
 
 
 class TooMuch(BadRequest):
-    """A limit is reached; `limit` names it: gateway, key_concurrency or key_rate."""
+    """A limit is reached, named by `limit`: gateway, key_concurrency or key_rate."""
 
     def __init__(self, limit: str, message: str, *, status: int, retry_after_s: int, rate: Rate | None = None) -> None:
         ours = status == 503

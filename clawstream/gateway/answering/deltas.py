@@ -1,14 +1,9 @@
-"""Turns sampled tokens, as they come, into what a client sees: content, reasoning and tool calls. Pure.
+"""Turns sampled tokens, as they come, into deltas for the client: content, reasoning and tool calls. Pure.
 
-The one rule: however the tokens were cut into chunks, the streamed deltas add up to the recorded message, and nothing
-is taken back. So outer white space, half characters and possible beginnings of a stop string are held until it is known
-what they are.
-
-A tool call goes out whole, once it is closed and no later mark can turn it into a mere thought. A call that only the
-answer's end closes (Llama 3: an answer that is JSON) goes out at the end, as does an answer under a grammar of calls.
-
-The family's own parser reads the whole answer at each marker token. Between markers, plain tokens extend the field that
-grew in the last reading, so the work grows only with the answer's length.
+The one rule: however tokens are cut into chunks, the deltas add up to the recorded message, and none is taken back. So
+text that may turn out otherwise is held: outer white space, half characters, the possible beginning of a stop string. A
+tool call is sent whole, once it is closed and no later mark can turn it into reasoning. Where only the answer's end
+closes a call (Llama 3: the answer is JSON), or a grammar forces calls, everything is sent at the end.
 """
 
 from bisect import bisect_left
@@ -22,8 +17,8 @@ from clawstream.gateway.requests.wire import assistant_message
 from clawstream.rendering.calling import offers_tools
 from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer
 
-_MOST_HALVES = 3  # of an incomplete character; more before them form no character at all
-_MOST_WAITING = 64  # tokens since the last whole character; then bytes that are no text are let go
+_MOST_HALVES = 3  # replacement characters that an incomplete character shows; any before them are invalid bytes
+_MOST_WAITING = 64  # tokens since the last whole character; after that, invalid bytes are released too
 _READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings while the field is unknown
 
 
@@ -52,14 +47,14 @@ class ToolCall:
 
 
 class ReplyDelta(NamedTuple):
-    """The new content, reasoning or calls, at least one of them. A tuple, since one is made for every few tokens."""
+    """New content, reasoning or calls, at least one of them. A tuple for speed: one is made for every few tokens."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the delta of a chunk."""
+        """Return the delta as a chunk of the stream holds it."""
         delta: dict[str, Any] = {}
         if self.reasoning:
             delta["reasoning_content"] = self.reasoning
@@ -81,7 +76,7 @@ class _Text:
     stopped: bool = False
 
     def read(self, text: str) -> bool:
-        """Take over the text of a reading; False where it would take back streamed text, or has nothing new."""
+        """Take over the text of a reading, unless it takes back streamed text; return whether it is longer."""
         grew = len(text) > len(self.text)
         if not self.stopped and text.startswith(self.text[: self.num_sent]):
             self.text = text
@@ -93,7 +88,7 @@ class _Text:
             return ""
         found = [(at + len(stop), at) for stop in self.stops if (at := self.text.find(stop, self.num_sent)) >= 0]
         if found:
-            # The stop string that was complete first, as if tokens had come one by one.
+            # Of several stop strings, the one that was complete first counts, as if tokens came one by one.
             self.text, self.stopped = self.text[: min(found)[1]], True
         shown = self.text
         if not ended and not self.stopped:
@@ -104,14 +99,14 @@ class _Text:
         return new
 
     def drop_half_of(self, stop: str) -> None:
-        """Cut a tail of `stop` off the text's end; the beginning of `stop` was white space that is not shown."""
+        """Cut the longest tail of `stop` off the text's end; white space that `stop` begins with may not be shown."""
         for start in range(len(stop)):
             if self.text.endswith(stop[start:]):
                 self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]
                 return
 
     def keep_space(self, space: str) -> None:
-        """Keep this white space at the end of the text, since a stop string followed it."""
+        """End the text with this white space, since it stood before a stop string."""
         shown = self.text.rstrip()
         if len(shown) + len(space) >= self.num_sent:
             self.text, self.stopped = shown + space, True
@@ -133,14 +128,18 @@ class _Text:
 
 @dataclass(slots=True, kw_only=True)
 class AnswerStream:
-    """One growing answer: `feed` takes sampled tokens, `finish` ends it; both return what is to be streamed."""
+    """One growing answer: `feed` takes sampled tokens, `finish` ends it; both return the delta to stream.
+
+    The model family's parser reads the whole answer again at each marker token. Between markers, plain tokens extend
+    the field that grew at the last reading, so that a long answer is not read again at each token.
+    """
 
     renderer: PromptRenderer
     prompt_ids: Sequence[int]
     options: Mapping[str, Any]
     exchange_id: str
     stop: tuple[str, ...] = ()
-    content_numbers: set[int] = field(default_factory=set)  # the numbers of content's tokens; the reader empties it
+    content_numbers: set[int] = field(default_factory=set)  # positions of content's tokens; the reader empties it
     ids: list[int] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     _content: _Text = field(init=False)
@@ -148,13 +147,13 @@ class AnswerStream:
     _growing: _Field = _Field.UNKNOWN
     _num_calls_sent: int = 0
     _num_shown: int = 0  # tokens whose text the fields hold, while the growing field is known
-    _num_read: int = 0  # tokens that are read into the fields, whether they show anything or not
-    _context: str = ""  # the last of their text: some tokenizers decode a token by the one before
-    _marked_at: int = 0  # tokens up to the last marker
-    _counted_to: int = 0  # tokens up to here are counted as content's or not
+    _num_read: int = 0  # tokens that were read into the fields, with or without text
+    _context: str = ""  # the text of the last shown token, which some tokenizers need to decode the next
+    _marked_at: int = 0  # the number of tokens up to the last marker
+    _counted_to: int = 0  # up to here it is decided which tokens are content's
     _read_again_at: int = 0
-    _forced: bool = field(init=False)  # under a grammar a mark may come in letters, so it is read once it is whole
-    _thinking: bool = True  # reasoning grew last; content does not end it, since some models think again
+    _forced: bool = field(init=False)  # a grammar may spell marks in plain tokens: the answer is read at its end
+    _thinking: bool = True  # reasoning grew last; some models return to reasoning after content
 
     def __post_init__(self) -> None:
         self._content = _Text(self.stop, self.renderer.text_marks)
@@ -174,7 +173,7 @@ class AnswerStream:
         return None if held or calling else self._num_read
 
     def feed(self, token_ids: Sequence[int]) -> ReplyDelta | None:
-        """Return what the client sees of the new tokens; None: nothing yet."""
+        """Return the delta that the new tokens allow; None: nothing yet."""
         if not token_ids:
             return None
         if self.renderer.marker_ids.isdisjoint(token_ids):
@@ -200,7 +199,7 @@ class AnswerStream:
         return self._release(ended=True)
 
     def _feed(self, piece: Sequence[int]) -> ReplyDelta | None:
-        """Take in plain tokens, or some that end with a marker, so that the way chunks are cut changes nothing."""
+        """Take in tokens of which only the last may be a marker."""
         self.ids.extend(piece)
         if self.stopped or self._forced:
             return None
@@ -219,24 +218,24 @@ class AnswerStream:
         return self._release(ended=False)
 
     def _count_content(self, before: str, end: int) -> None:
-        """Count the tokens up to `end` as content's if content changed: between two marks all are of one kind."""
+        """Count the uncounted tokens up to `end` as content's if content changed; between markers all are of a kind."""
         if not self._content.text:
-            self.content_numbers.clear()  # also where content turned out to be thought
+            self.content_numbers.clear()  # also if content turned out to be reasoning
         elif self._content.text != before:
             self.content_numbers.update(range(self._counted_to, end))
             self._counted_to = end
 
     def _count_content_behind_thought(self) -> None:
-        """Count all tokens from content's first one on as content's, if there is content."""
+        """Count all tokens from the first one of content on as content's."""
         if self._content.text:
             read = range(len(self.ids))
             first = bisect_left(read, True, key=lambda at: bool(self._parse(at + 1, ended=False).content))
             self.content_numbers.update(at for at in read[first:] if self.ids[at] not in self.renderer.stop_token_ids)
 
     def num_thought_tokens(self) -> int | None:
-        """Return how many tokens of a finished answer stand between marks of thoughts; None: unknown.
+        """Return the number of reasoning tokens of a finished answer, without markers; None: unknown.
 
-        It is unknown where the model's marks are no tokens of their own.
+        It is unknown if the model's marks of reasoning are not single tokens.
         """
         if not self._reasoning.text:
             return 0
@@ -245,7 +244,7 @@ class AnswerStream:
         for end in (*ends, len(self.ids)):
             parsed = self._parse(end, ended=False)
             if num_said and not parsed.content:
-                found = start = 0  # the supposed content was thought
+                found = start = 0  # the supposed content was reasoning
             if len(parsed.reasoning) > num_thought:
                 if self.renderer.text_marks or len(parsed.content) > num_said:
                     return None
@@ -283,14 +282,14 @@ class AnswerStream:
             self._settle(parsed)
 
     def _closed(self, calls: Sequence[CalledTool]) -> Sequence[CalledTool]:
-        """The `calls` that stay calls if the thinking ends now; only that mark can undo what came before it."""
+        """Return the `calls` that would stay calls if `</think>` came next; no other mark can undo a call."""
         ids = (*self.ids, *self.renderer.encode("</think>"))
         left = self.renderer.parse(ids, self.prompt_ids, self.options, ended=False).tool_calls
         same = next((at for at, (call, other) in enumerate(zip(calls, left, strict=False)) if call != other), None)
         return calls[: min(len(calls), len(left)) if same is None else same]
 
     def _settle(self, parsed: ParsedAnswer) -> None:
-        """Let plain tokens extend the field that ends with the newest token, if there is a clear one."""
+        """Set the field that plain tokens extend: the one that ends with the newest token, if that is certain."""
         last = self.renderer.decode(self.ids[-1:])
         if not last.strip() or last[-1].isspace() or HALF_CHARACTER in last or self.ids[-1] in self.renderer.marker_ids:
             return
@@ -314,7 +313,7 @@ class AnswerStream:
             self._read(ended=False)
 
     def _new_text(self) -> str:
-        """Return the text of the plain tokens that no field holds yet, up to half a character."""
+        """Return the text of the plain tokens that no field holds yet, without an incomplete last character."""
         pieces = [self.renderer.piece(token) for token in self.ids[self._num_shown :]]
         whole = [piece for piece in pieces if piece is not None]
         if len(whole) == len(pieces):
@@ -336,7 +335,7 @@ class AnswerStream:
         return self.renderer.parse(self.ids[:num_tokens], self.prompt_ids, self.options, ended=ended)
 
     def _named(self, index: int, call: CalledTool) -> ToolCall:
-        # Clients strip all but letters and digits from ids, so the gateway's own ids have nothing else.
+        # Some clients strip all but letters and digits from ids, so the gateway's ids have nothing else.
         call_id = call.native_id
         if call_id is None or any(call_id == known.call_id for known in self.tool_calls):
             call_id = f"call{self.exchange_id.replace('-', '')[:20]}{index:02d}"
@@ -348,7 +347,7 @@ class AnswerStream:
         reasoning = self._reasoning.release(ended=ended or not self._thinking)
         content = "" if self._reasoning.stopped else self._content.release(ended=ended)
         if self.stopped and not ended:
-            del self.tool_calls[self._num_calls_sent :]  # they come after the stop
+            del self.tool_calls[self._num_calls_sent :]  # calls after the stop string
         calls = tuple(self.tool_calls[self._num_calls_sent :])
         self._num_calls_sent = len(self.tool_calls)
         if not (reasoning or content or calls):

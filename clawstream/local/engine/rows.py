@@ -1,11 +1,9 @@
-"""Requests on their way through the engine, and the rows of keys and values that they have.
+"""Jobs (requests in the engine), and the rows of the key-value cache that they use.
 
-Only the worker thread touches a job after it was submitted. Rows 0..R-1 belong to jobs; before a step the decoding ones
-come first, so that they are one view of the cache. The other rows keep the keys of finished jobs, which are reused only
-under the same cache key, and only if the weights in use now computed all of them: `epoch` counts the swaps.
-
-A row's entry at position p is the key and value of its p-th token. Axes: S rows, C capacity in tokens, H key-value
-heads, D head width.
+Only the worker thread touches a job once it is submitted. The first rows belong to jobs, decoding jobs before others,
+so that their rows are one slice of the cache. The other rows keep the keys and values of finished jobs. A job reuses
+them only under the same cache key and the same weights (`epoch` counts changes of weights). A row's entry at position p
+belongs to its p-th token. Axes: S rows, C capacity in tokens, H key-value heads, D head width.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,25 +23,25 @@ FinishReason: TypeAlias = dict[str, object]
 
 
 class Sink(Protocol):
-    """Where a job's deltas go, on the event loop."""
+    """The receiver of a job's deltas, on the event loop."""
 
     def push(self, delta: TokenDelta) -> None:
-        """Let the delta be sent."""
+        """Pass the delta on to be sent."""
 
 
 class Grammar(Protocol):
-    """The grammar that the answer follows, at the answer's present place."""
+    """A grammar, in its state after the answer so far."""
 
     def mask(self, logits_V: Tensor, /) -> None:
-        """Make every token impossible that can't come next."""
+        """Exclude every token that the grammar does not allow next."""
 
     def take(self, token: int, /) -> None:
-        """The answer is one token longer."""
+        """Advance the grammar by a token of the answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Job:
-    """`tokens` is prompt and answer; the row holds keys and values of the first `num_computed` of them."""
+    """One request; its row holds keys and values of the first `num_computed` of its `tokens` (prompt and answer)."""
 
     call: Call
     sink: Sink
@@ -77,16 +75,16 @@ class Job:
 
     @property
     def target(self) -> int:
-        """Tokens to compute before the next one can be drawn; a job that only scores needs no value after its last."""
+        """The number of tokens to compute before the next draw; a job that only scores never needs its last token."""
         return len(self.tokens) if self.max_new_tokens else self.num_prompt - 1
 
     @property
     def decoding(self) -> bool:
-        """Whether only one token is to be computed before the next draw, with keys in the row."""
+        """Whether all tokens but the last are computed, so that one more is enough for the next draw."""
         return self.max_new_tokens > 0 and self.num_computed == len(self.tokens) - 1 > 0
 
     def scored_positions(self, past: int, count: int) -> range:
-        """Positions in [past, past + count) whose logits give a log-prob of the prompt that was asked for."""
+        """The positions in [past, past + count) whose logits give a requested log-prob of the prompt."""
         start = self.call.logprob_start
         if start is None or self.num_answered:
             return range(0)
@@ -102,14 +100,14 @@ class Job:
             self.spans.append(WeightsSpan(version, 1))
 
     def restart(self) -> None:
-        """Forget that anything of the job is computed; its answer so far stays."""
+        """Mark all tokens as not computed; the answer so far stays."""
         self.num_computed = 0
         if not self.num_answered:
             self.input_logprobs.clear()
             self.input_top.clear()
 
     def delta(self, version: str, finish: FinishReason | None) -> TokenDelta:
-        """Return a delta about the job as it is now, without tokens."""
+        """Return a delta with the job's present state and no tokens."""
         first, self.input_sent = not self.input_sent, True
         return TokenDelta(
             token_ids=[],
@@ -126,10 +124,10 @@ class Job:
 
 
 def finish_reason(job: Job, decode: Decode | None) -> FinishReason | None:
-    """Why the job ends with its last token; a stop beats the length when one token brings both."""
+    """Return why the job ends with its last token; a stop is reported before the length limit. None: it goes on."""
     sampling = job.call.request.sampling
     if sampling.stop and decode is not None:
-        # A token brings at least one byte, save for the few that only open or close something.
+        # Nearly every token adds at least one byte; 8 more allow for special tokens without text.
         num_tail = max(len(stop.encode()) for stop in sampling.stop) + 8
         tail = decode(job.tokens[max(job.num_prompt, len(job.tokens) - num_tail) :])
         for stop in sampling.stop:
@@ -153,9 +151,9 @@ class LayerKv(NamedTuple):
 
 
 class KvRows:
-    """The cache of all rows; a layer's tensors are made at its first use, when its shape is known.
+    """The cache of all rows; a layer's tensors are made at their first use, when their shape is known.
 
-    Capacity doubles when a row needs more, so that memory follows the longest request seen, not the limit.
+    Capacity doubles when a row needs more, so that memory depends on the longest request seen, not on the limit.
     """
 
     def __init__(self, *, num_rows: int, context_length_tokens: int) -> None:
@@ -172,7 +170,7 @@ class KvRows:
 
     def _empty(self, like_1HND: Tensor) -> Tensor:
         _, heads, _, width = like_1HND.shape
-        # Zeros, because a masked entry that holds NaN still spoils a weighted sum.
+        # Zeros, because NaN in a masked entry would make the weighted sum NaN.
         return torch.zeros(self.num_rows, self.capacity_tokens, heads, width, dtype=like_1HND.dtype)
 
     @torch.inference_mode()
@@ -271,7 +269,7 @@ class JobRows:
         self._reserve(max((len(job.tokens) for job in self.jobs), default=0))
 
     def release(self, job: Job) -> None:
-        """Take the job's row away; its keys stay for reuse, where they may be reused."""
+        """Take the job's row away; keys of the present weights stay there for reuse."""
         row, last = self.jobs.index(job), len(self.jobs) - 1
         left = self._remains(job)
         self._swap(self.jobs, row, last)
@@ -324,7 +322,7 @@ class JobRows:
         return left.tokens if left.epoch == self.epoch and left.cache_key == job.cache_key else _NOTHING
 
     def _make_room(self, row: int, spare: int | None = None) -> None:
-        """Make row `row` free for overwriting: the keys used longest ago are given up, never those of `spare`."""
+        """Make row `row` free for overwriting: discard the row that was left longest ago, but never `spare`."""
         free = [index for index in range(row, self.kv.num_rows) if index != spare] or [row]
         victim = min(free, key=lambda index: self._left[index].tick)
         if victim != row:
@@ -332,7 +330,7 @@ class JobRows:
             self._left[victim] = self._left[row]
 
     def _swap(self, contents: list[Any], one: int, other: int) -> None:
-        """Swap two rows, both of jobs or both of what was left; `contents` is the list of theirs."""
+        """Swap two rows, in the cache and in `contents`; both belong to jobs, or neither does."""
         if one != other:
             self.kv.swap(one, self._used(one), other, self._used(other))
             contents[one], contents[other] = contents[other], contents[one]

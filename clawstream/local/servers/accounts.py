@@ -1,12 +1,10 @@
-"""Which account a server runs as, the folders that servers keep their data in, and who may use them.
+"""The account that a server runs as, and the folders that servers keep their data in.
 
-A server of root's runs in a user namespace, where root has another number: binaries and data stay root's, even in
-folders that are closed to others. Where the kernel forbids such namespaces, as in most containers, the server gets a
-number that no account has, and passes closed folders by a capability. Its binaries are copied to a place where it may
-run them, and no folder's permissions are changed for it.
+Postgres refuses to run as root. So root starts it in a user namespace, where root has another user id, and binaries and
+data stay root's. Where the kernel forbids user namespaces, as in most containers, Postgres runs under a user id that no
+account has. A capability lets it pass closed folders, and its binaries are copied to where it may run them.
 
-A folder has one server at a time, by a lock that lasts until the server is gone. Only a folder that clawstream made is
-ever emptied.
+A lock keeps each folder for one server, until that server is gone. Only folders that clawstream made are ever emptied.
 """
 
 import os
@@ -26,23 +24,23 @@ from clawstream.locks import locked
 
 SHARED_PROGRAMS = Path("/var/cache/clawstream")
 _NOBODY = "nobody"
-_OWN_IDS = range(60_706, 61_184)  # of a range that systemd leaves unused
+_OWN_IDS = range(60_706, 61_184)  # user ids from a range that systemd leaves unused
 _ASKED_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The account of a server: the command prefix that makes it run so, and the owner that its files need."""
+    """The account of a server: the command prefix that switches to it, and the owner that its files need."""
 
     prefix: tuple[str, ...] = ()
     owner_id: int | None = None  # None: files keep their owner
-    is_root: bool = False  # seen from outside its namespace, so no folder is closed to it
+    is_root: bool = False  # outside its namespace it is root, so no folder is closed to it
 
     def give(self, path: Path) -> None:
         """Make this identity the owner of `path` and everything below it."""
         if self.owner_id is None or path.lstat().st_uid == self.owner_id:
             return
-        for entry in (*path.rglob("*"), path):  # the folder last: a half given one is given again
+        for entry in (*path.rglob("*"), path):  # the folder last, so that an interrupted change is repeated
             os.chown(entry, self.owner_id, _group(self.owner_id), follow_symlinks=False)
 
     def reachable(self, programs: Path) -> Path:
@@ -54,12 +52,12 @@ class Identity:
         copied = copy / package.name / programs.name
         if not copied.is_dir() or _closed(copied / "bin"):
             draft = copy.with_name(f"{copy.name}.{os.getpid()}")
-            for folder in (programs, package.with_name(f"{package.name}.libs")):  # by relative paths, so side by side
+            for folder in (programs, package.with_name(f"{package.name}.libs")):  # programs find libs relative to them
                 shutil.copytree(folder, draft / folder.relative_to(package.parent), symlinks=True)
             for entry in (draft, *draft.rglob("*")):
                 _open(entry)
             SHARED_PROGRAMS.chmod(0o755)
-            shutil.rmtree(copy, ignore_errors=True)  # closed to the account that is to run it, so it is never used
+            shutil.rmtree(copy, ignore_errors=True)  # nobody uses a copy that its account can't reach
             draft.rename(copy)
         if _closed(copied / "bin"):
             raise PartUnavailable(
@@ -71,9 +69,9 @@ class Identity:
 
 
 def identity_for(data: Path) -> Identity:
-    """Return the identity that serves `data`: ours, or where root is refused, one that owns no other files.
+    """Return the identity that serves `data`: our own, or if we are root, one of another user id.
 
-    Raises PartUnavailable if another user owns `data` and we can't become that user, or lack a program for it.
+    Raises PartUnavailable if another user owns `data` and we can't become that user, or a program for that is missing.
     """
     owner_id = data.stat().st_uid if data.exists() else None
     if os.geteuid() != 0:
@@ -94,7 +92,7 @@ def identity_for(data: Path) -> Identity:
 
 
 def named(identity: Identity, data: Path) -> Identity:
-    """Return the identity that makes the cluster `data` for `identity`: initdb wants an account with a name."""
+    """Return the identity that runs initdb on `data` for `identity`, since initdb needs an account with a name."""
     if identity.owner_id is None or identity.is_root or _has_account(identity.owner_id):
         return identity
     return _as_user(_nobody_id(), data)
@@ -146,7 +144,7 @@ def _open(entry: Path) -> None:
 
 
 def _closed(folder: Path) -> bool:
-    """Whether other users can't reach `folder`, or can't enter it."""
+    """Whether other users can't enter `folder` or a folder above it."""
     ways = (folder.absolute(), *folder.absolute().parents)
     return any(not way.stat().st_mode & stat.S_IXOTH for way in ways)
 
@@ -157,15 +155,15 @@ CLAIM_WITHIN_S = 30.0  # a server whose owner was killed needs a moment to end
 
 
 def cache_folder() -> Path:
-    """The folder for downloads; deleting it loses nothing."""
+    """The folder for downloads, which can be deleted and fetched again."""
     return Path(platformdirs.user_cache_dir("clawstream"))
 
 
 @contextmanager
 def claimed(folder: Path, *, fresh: bool = False, within_s: float = CLAIM_WITHIN_S) -> Iterator[int]:
-    """Claim `folder` for one server, emptied if `fresh`; yield the descriptor of its lock.
+    """Claim `folder` for one server, and empty it if `fresh`; yield the descriptor of the folder's lock.
 
-    The claim lasts while any process holds that descriptor: hand it to the server's process before the block ends.
+    The claim lasts while any process holds that descriptor, so pass it to the server's process within the block.
     """
     folder.mkdir(parents=True, exist_ok=True)
     foreign = next((entry.name for entry in folder.iterdir()), None)
@@ -182,7 +180,7 @@ def claimed(folder: Path, *, fresh: bool = False, within_s: float = CLAIM_WITHIN
 
 
 def publish(folder: Path, address: str) -> None:
-    """Let `address_in` find the server that claimed `folder`; only this user can read it, as it may hold a password."""
+    """Let `address_in` find the server on `folder`; only this user can read the address, which may hold a password."""
     write_private(folder / _ADDRESS, address)
 
 
