@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def shown(console: Console, updates: int, unit: str = "updates") -> "Iterator[Tell]":
-    """Yield a function that shows a run's newest step of `updates`, counted in `unit`; a single run is named ""."""
+    """Yield a function that shows how far a run is, of `updates` counted in `unit`; a single run is named ""."""
     if not console.is_terminal:
         yield ProgressLines(updates, unit)
         return
