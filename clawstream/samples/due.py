@@ -1,8 +1,8 @@
-"""Which samples the newest fact of a session may complete, and what is kept of a session that is over. Pure.
+"""The samples that the newest fact of a session may complete, and what is kept of a session that is over. Pure.
 
 A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. An answer without a
-verdict is due once there is feedback on it and no verdict is to come. Either is due again with newer feedback. A
-refreshed answer's sample depends on that answer and the hint alone, never on scores of the turn's own answer.
+verdict is due once there is feedback on it and no verdict is to come. Newer feedback makes both due again. A refreshed
+answer's sample depends on that answer and the hint alone, never on scores of the turn's own answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,7 +62,7 @@ def _made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, A
 
 
 def answered_anew(answer: CandidateAnswer, given: AnswerRefreshed) -> CandidateAnswer:
-    """Return the turn as if this had been its answer."""
+    """Return the turn's answer replaced by the refreshed answer `given`."""
     assert given.message is not None, "an answer that is none is scored by no hint"
     assert given.finish_reason is not None, "an answer ended somehow"
     exchange = replace(
@@ -83,7 +83,7 @@ class Due(NamedTuple):
     """A sample to be made."""
 
     key: VerdictKey
-    given: AnswerRefreshed | None = None  # the refreshed answer that it is of; None: it is of the turn's own
+    given: AnswerRefreshed | None = None  # the refreshed answer to make it of; None: the turn's own answer
 
 
 def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> list[Due]:
@@ -121,7 +121,7 @@ def _newest(keys: Iterable[VerdictKey]) -> list[VerdictKey]:
 
 
 def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> list[VerdictKey]:
-    """Return the answers with new feedback that `event` shows to get no verdict; without judges, all with feedback."""
+    """Return the answers with new feedback that get no verdict, as `event` shows; without judges, all of them."""
     match event:
         case FeedbackGiven() | TurnOrphaned():
             turn_ids = [event.turn_id]
@@ -157,9 +157,9 @@ def _alone(turn_id: str) -> VerdictKey:
 
 
 def rest(session: JoiningState) -> JoiningState:
-    """Return the state still needed: of a session that is done and joined, the facts of its next life.
+    """Return what is still needed of a session: once it is done and joined, only the facts of its next life.
 
-    Its ids are kept too, so that facts written again are recognised, and its last lives, for feedback still to come.
+    Its ids are kept too, so that facts written again are recognised. Its last lives are kept for late feedback.
     """
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
@@ -170,7 +170,7 @@ def rest(session: JoiningState) -> JoiningState:
     order = list(session.requests)
     at = order.index(end) + 1
     later, life = set(order[at:]), _life(session, set(order[:at]))
-    joined = life.answers.keys() | session.turns.keys()  # turns
+    joined = life.answers.keys() | session.turns.keys()  # turns of the life that is over
     kept = session._replace(
         requests=only(session.requests, later.__contains__),
         answers=only(session.answers, later.__contains__),
@@ -217,7 +217,7 @@ def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
 
 
 def _all_joined(session: JoiningState) -> bool:
-    """Return whether every judge with a verdict has one on every turn, and the floor's second looks are done."""
+    """Return whether every judge that gave a verdict has judged every turn, and each turn due for a second look."""
     judges = {(key.judge, key.prompt_version) for key in session.verdicts}
     if session.turns and not judges:
         return False

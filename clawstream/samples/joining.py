@@ -1,9 +1,9 @@
 """Join an answer with what judges and people said of it into a sample, or say why there is none. Pure.
 
 The one rule: a sample depends only on its answer, its verdict, its hint (with the teacher's scores, where an engine is
-the teacher) and the feedback that it counts. The last of these facts writes it, so the same facts give the same bytes
-in any order. A score of 0 or none is nothing to train on; a step of a group has a sample even so, as its attempt has an
-outcome. Later feedback makes the next revision. An answer without a next state has a sample of feedback alone.
+the teacher) and the feedback that it counts. It is written when the last of these facts is read, so the same facts give
+the same bytes in any order. An answer without a hint, a score other than 0 or feedback gets no sample, unless it is a
+step of a group: the attempt's outcome rewards it. Later feedback makes a newer sample.
 """
 
 from dataclasses import replace
@@ -50,7 +50,7 @@ from clawstream.stream.stage import Step
 
 
 class TeacherRule(NamedTuple):
-    """The engine that is the teacher, by its name; without `waits` only scores that are on the log already count."""
+    """The name of the engine that is the teacher. Without `waits`, only scores already on the log count."""
 
     teacher: str
     waits: bool = True
@@ -60,8 +60,8 @@ class SampleRules(NamedTuple):
     """How samples are made.
 
     `judged` False: feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of groups are
-    trained on by their attempts' outcomes, and have samples even without a score of their own. `interrupted`: the sent
-    part of an answer that its client left is trained on.
+    trained on by their attempts' outcomes, and have samples even without a score of their own. `interrupted`: an answer
+    that its client cut off is trained on, as far as it was sent.
     """
 
     renderer: Renderer
@@ -78,7 +78,7 @@ def observe(
 ) -> Step[JoiningState, Scoring]:
     """Return what follows from one more record of a session, of any topic that joining reads.
 
-    With `forgets`, a session that is done and joined is then put away: only feedback still counts for it.
+    With `forgets`, a session that is done and joined is reduced to what late feedback needs.
     """
     whole = session if session is not None else JoiningState()
     number = next((number for number, life in enumerate(whole.past) if is_of_the_past(life, event)), None)
@@ -143,7 +143,7 @@ class _Joined(NamedTuple):
 
 
 class _SampleSignals(NamedTuple):
-    """What a sample says besides its tokens."""
+    """The hint and the rewards of a sample."""
 
     hint: str | None
     parts: Parts
@@ -187,7 +187,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
 def _said(
     session: JoiningState, sought: Due, answer: CandidateAnswer, rules: SampleRules
 ) -> _SampleSignals | RefusalReason:
-    """Return what verdict, hint and feedback say of the answer; for a refreshed answer only the hint counts."""
+    """Return the answer's signals, or why it gets no sample; for a refreshed answer only the hint counts."""
     key, of_its_own = sought.key, sought.given is None
     found, verdict = session.hints.get(key), session.verdicts.get(key) if of_its_own else None
     hint = found.hint if isinstance(found, HintFound) else None

@@ -1,8 +1,8 @@
-"""What joining knows of a session: facts from six topics, in any order, and the reward that they add up to. Pure.
+"""The facts of a session that samples are joined from, read from six topics in any order, and their reward. Pure.
 
-Of two facts with one identity the first counts, so reading a record again changes nothing. Of each source's scores the
-newest by topic order counts; a missing one is absent, never 0. The number of changes of score identifies what a sample
-knows. Tokens that the client was not sent are no part of the answer, so they are neither judged nor trained on.
+Of two facts with the same identity the first counts, so reading a record again changes nothing. Of a source's scores
+the newest by topic order counts; a missing score is absent, never 0. A sample's `num_feedback` is the number of score
+changes that it takes into account. Tokens that the client was not sent are neither judged nor trained on.
 """
 
 from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ from clawstream.events import (
 def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
     """Return the answer as if it had ended where the client left; None: nothing was sent, or the record lacks tokens.
 
-    It has no stop token, as it did not end by itself, and no versions where they are not known.
+    The answer has no stop token, as it did not end by itself, and no versions where the record has none.
     """
     if not failed.is_interrupted or failed.message is None:
         return None
@@ -81,7 +81,7 @@ def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
     )
 
 
-REMEMBERED_IDS = 256  # of a turn; a repeated record comes soon
+REMEMBERED_IDS = 256  # feedback ids kept for a turn; a repeated record comes soon
 
 
 class Opinions(NamedTuple):
@@ -102,7 +102,7 @@ class Parts(NamedTuple):
 
 
 def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
-    """Return the opinions with `given` among them; the same object where it was read before.
+    """Return the opinions with `given` among them; the same object if `given` was read before.
 
     Words alone, or a score equal to the source's newest, change no score. Raises UnusableEvent for an invalid score.
     """
@@ -129,7 +129,7 @@ def parts_of(judged: int | None, opinions: Opinions) -> Parts:
 def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
     """Return the weighted sum of the parts that are there, from -1 to 1.
 
-    None: no part that counts is there or other than 0. Parts that cancel each other give 0, not None.
+    None: each part is absent, 0 or of weight 0. Parts that cancel each other give 0, not None.
     """
     weighed = (weights.judge, weights.person, weights.environment, weights.heuristic)
     said = [weight * part for weight, part in zip(weighed, parts, strict=True) if part is not None]
@@ -138,7 +138,7 @@ def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
 
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
-MAX_UNPLACED = 1024  # unknown turns with feedback or refreshed answers; their exchanges come later or never
+MAX_UNPLACED = 1024  # turns kept with feedback or refreshed answers whose exchange is not read yet, if it ever comes
 PAST_LIVES = 16
 
 
@@ -154,7 +154,7 @@ class RecordedRequest(NamedTuple):
 
     era: int
     delta: RequestDelta
-    sampled: SampledAnswer | None  # None: it failed
+    sampled: SampledAnswer | None  # None: the request failed
 
 
 class CandidateAnswer(NamedTuple):
@@ -163,11 +163,11 @@ class CandidateAnswer(NamedTuple):
     exchange: ExchangeCompleted
     era: int
     num_earlier_turns: int
-    interrupted: bool = False  # it is only the part that the client got
+    interrupted: bool = False  # the answer is only the part that the client was sent
 
 
 class RecalledPrompts(NamedTuple):
-    """What hinted prompts were made from, kept for the next one; a cache, which could be computed again."""
+    """A cache of the parts that hinted prompts are made from; all of it can be computed again."""
 
     given: Mapping[str, ShownAnswer] = MappingProxyType({})  # by the exchange that answered
     prompts: tuple[Continued, ...] = ()  # the newest one rendered here, if any
@@ -183,7 +183,7 @@ class VerdictKey(NamedTuple):
 
 
 class JoiningState(NamedTuple):
-    """All that joining knows; only `recalled` depends on how the topics interleave."""
+    """All that joining knows of a session; only `recalled` depends on how the topics interleave."""
 
     era: int = 0
     ended_after: frozenset[str] = frozenset()  # the exchanges after which an era ended
@@ -194,12 +194,12 @@ class JoiningState(NamedTuple):
     hints: Mapping[VerdictKey, HintFound | HintAbsent] = MappingProxyType({})
     scores: Mapping[str, Mapping[str, TeacherScored | None]] = MappingProxyType({})  # by turn and scoring; None: asked
     marks: tuple[SettledTurns, ...] = ()
-    orphans: frozenset[str] = frozenset()  # turns
+    orphans: frozenset[str] = frozenset()  # turns without a next state
     feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
     scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer that were written
-    joined: Mapping[VerdictKey, int] = MappingProxyType({})  # written samples, and how much feedback the newest knows
+    joined: Mapping[VerdictKey, int] = MappingProxyType({})  # written samples, with the newest one's `num_feedback`
     recalled: RecalledPrompts = RecalledPrompts()
     over: Over = MappingProxyType({})
     past: tuple["JoiningState", ...] = ()  # lives that are over, the newest last: feedback may still come
@@ -217,9 +217,9 @@ def is_ready(session: JoiningState, key: VerdictKey) -> bool:
 
 
 def never_judged(session: JoiningState, turn_ids: Iterable[str]) -> list[str]:
-    """Return which answers are known to have no next state: the session went on without it, or is over or idle.
+    """Return the answers known to have no next state: the session went on without them, is over, or is idle.
 
-    An idle session may go on; its answer is then judged all the same, and its sample a newer one.
+    If an idle session goes on, its answer is judged after all, and a newer sample is made.
     """
     unpaired = [id_ for id_ in turn_ids if id_ in session.answers and id_ not in session.turns]
     if all(id_ in session.orphans for id_ in unpaired):
@@ -230,7 +230,7 @@ def never_judged(session: JoiningState, turn_ids: Iterable[str]) -> list[str]:
 
 
 def learn(session: JoiningState, event: Event) -> JoiningState:
-    """Return the session with the fact in it; the same object where it is known already."""
+    """Return the session with the fact in it; the same object if the fact was known."""
     return session if is_over(session.over, event) else changed(session, _learned(session, event))
 
 
@@ -263,7 +263,7 @@ def _learned(session: JoiningState, event: Event) -> JoiningState:
 
 
 def with_score(session: JoiningState, turn_id: str, scoring_id: str, scored: TeacherScored | None) -> JoiningState:
-    """Return the session with the result of a scoring; None: it was asked for."""
+    """Return the session with the result of a scoring; `scored` None: the scoring was asked for."""
     of_turn = with_entry(session.scores.get(turn_id, {}), scoring_id, scored)
     return session._replace(scores=with_entry(session.scores, turn_id, of_turn))
 
