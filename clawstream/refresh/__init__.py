@@ -1,6 +1,5 @@
-"""Refresh: recorded prompts -> answers of the policy of today.
+"""Refresh: recorded prompts -> new answers, by the policy's current weights.
 
-A stage apart from samples asks the engines, so that no sample waits while they are away. It need not run where neither
-`late = "refresh"` nor several answers a hint are wanted. The samples stage reads its answers from the log and makes
-samples of them.
+This stage asks the engines, apart from the samples stage, so that no sample waits while engines are away. It need not
+run unless `late = "refresh"` or several answers per hint are set. The samples stage makes samples of its answers.
 """

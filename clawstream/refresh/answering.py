@@ -1,8 +1,8 @@
-"""Has the policy of today answer recorded prompts, on the engines that serve people, one attempt at a time.
+"""Asks the policy's current weights to answer recorded prompts, on the engines that serve people.
 
-The one rule: an answer is recorded with the weights that sampled it, or asked for again. Requests with one prompt share
-its prefix cache with each other and with people's requests: the cache key names the weights that the engine says it
-serves, as the gateway's does. An answer that other weights sampled after reading that cache is thrown away.
+The one rule: an answer is recorded with the weights that sampled it, or asked for again. Requests with the same prompt,
+people's included, share one prefix cache: the cache key names the weights that the engine says it serves, as the
+gateway's does. An answer is thrown away if other weights began it from that cache.
 """
 
 import itertools
@@ -35,7 +35,7 @@ from clawstream.rendering.renderer import ParsedAnswer
 
 
 class Reader(Protocol):
-    """What is needed of a renderer."""
+    """The part of a renderer that is needed here."""
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]: ...
@@ -45,7 +45,7 @@ class Reader(Protocol):
 
 
 class Refresher:
-    """Has the engines of one policy answer: each attempt goes to the next engine."""
+    """Asks the engines of one policy in turn: each attempt goes to the next engine."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class Refresher:
         self._now_ms = now_ms
 
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
-        """Return the answer. Raises TryLater where there is none yet, or it is unknown which weights sampled it.
+        """Return the answer, or the engine's refusal. Raises TryLater if the engine gives neither.
 
-        Raises NotYet instead where the engine does answer, so that it is not taken for away.
+        Raises NotYet if other weights began the answer from cached tokens: the engine then does not count as away.
         """
         engine = next(self._engines)
         now = await served(engine, self._policy_id)
@@ -86,7 +86,7 @@ class Refresher:
         return [self._answered(ask, chunks, finish, now)]
 
     def give_up(self, ask: RefreshRequest, why: str) -> Sequence[Event]:
-        """Return that the prompt was not answered before the deadline."""
+        """Return the event that says that the prompt was not answered before the deadline."""
         return [self._event(ask, error=why)]
 
     def _request(self, ask: RefreshRequest, now: Served) -> GenerateRequest:

@@ -1,7 +1,7 @@
 """Which prompts are answered again, and how often. Pure.
 
-The one rule: an answer is asked for once per turn and number, whichever hint scores it and however often feedback
-changes; an answer that is on the log is not asked for again.
+The one rule: each number of a turn is asked for once, however many hints it has and however often feedback changes. An
+answer that is on the log is not asked for again.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """The refresh stage: samples with hints, and samples that came too late -> refreshed answers.
 
-The one rule: each request ends in exactly one fact, an answer or why there is none. While no engine answers at all,
-requests wait for one.
+The one rule: each request ends in exactly one fact, an answer or the reason why there is none. While no engine answers
+at all, requests wait.
 """
 
 import time
@@ -21,13 +21,13 @@ GIVEN_UP_AFTER_S = 3600.0
 
 
 class Policy(Protocol):
-    """What answers the prompts."""
+    """Answers prompts."""
 
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
         """Return the answer; raises TryLater."""
 
     def give_up(self, ask: RefreshRequest, why: str) -> Sequence[Event]:
-        """Return that there is none."""
+        """Return the event that says why there is no answer."""
 
 
 def refresh_stage(
@@ -38,7 +38,7 @@ def refresh_stage(
     heard_ms: int = DAY_MS,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Stage[Known, RefreshRequest]:
-    """Return the stage that has `policy` answer again.
+    """Return the stage that asks `policy` for new answers.
 
     Requests from samples older than `heard_ms` are given up unasked, as every stage has forgotten their turns. So the
     first start on a long log does not ask about all of it.
