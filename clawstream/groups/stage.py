@@ -1,7 +1,7 @@
 """The two folds of the groups stage: samples -> trajectories that ended, and those -> advantages.
 
-A record, or the clock of attempts' ends (`ended_at_ms`), ends a wait. That clock stands still while this
-stage or one before it does, so no attempt is late because a stage was down.
+The wait for a group's attempts is measured by the clock of attempts' ends (`ended_at_ms`). That clock stands still
+while this stage or an earlier one is down, so no attempt is late for that reason.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ READS = (topics.EXCHANGES, topics.TURNS, topics.SAMPLES, topics.FEEDBACK)
 def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY_MS) -> Sequence[Stage[Any, Any]]:
     """Return the fold by session and the fold by group, each with a consumer group of its own.
 
-    A session is known until it was silent for `retain_ms`, and a group for a day longer, so that it is not begun again.
+    A session is forgotten after `retain_ms` of silence, and a group a day later, so that no group begins twice.
     """
     return (
         Stage(

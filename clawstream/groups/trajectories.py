@@ -1,13 +1,10 @@
-"""When an attempt has ended, what is then known of its steps, and the advantage of each. Pure.
+"""When an attempt has ended, the rewards of its steps, and the advantage of each step in its group. Pure.
 
-An attempt is a session, or one of several answers to a request, which form a group of their own. An attempt has ended
-once its session is settled and each turn that judges were to see has a sample or a refusal. Facts that come later make
-a newer revision.
-
-A group is settled once, when its last attempt ends or the wait is over, by the records before that on its
-topic. Each step is then settled or dropped; later records are late. A step's reward is the weighted sum of its scores
-and its attempt's outcome. Its advantage is how many standard deviations the reward is above the mean of all attempts at
-the same index, or the reward itself where there is no other attempt.
+An attempt is a session, or one of several answers to one request. It has ended once its session is settled and each
+turn that judges were to see has a sample or a refusal; later facts make a newer revision. A group is settled once, when
+its last attempt ends or the wait is over; later records are late. A step's reward is the weighted sum of its scores and
+its attempt's outcome. Its advantage is how many standard deviations the reward is above the mean of all attempts at the
+same index, or the reward itself if there is no other attempt.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -53,7 +50,7 @@ class MainAnswer(NamedTuple):
 
 
 class SampledTurn(NamedTuple):
-    """The sample of a turn that is in force; the order of fields is that of revisions."""
+    """The newest sample of a turn. Its first six fields, compared in order, tell which of two samples is newer."""
 
     judged: bool
     revision: int
@@ -176,7 +173,7 @@ def _ended(attempts: TrajectoryState, session_id: str) -> Iterator[TrajectoryEnd
 
 
 def _lives(attempts: TrajectoryState) -> Iterator[dict[str, MainAnswer]]:
-    """Yield the main answers of each life of the session, as far as it is settled; a life ends when it is done."""
+    """Yield the main answers of each life, up to the last settled exchange; a life ends where the session is done."""
     order = list(attempts.exchanges)
     places = {exchange_id: place for place, exchange_id in enumerate(order)}
     ends = sorted((places[id_], mark.done) for id_, mark in attempts.marks.items() if id_ in places)
@@ -226,7 +223,7 @@ def _trajectory(
 
 
 def _ended_at_ms(attempts: TrajectoryState, last_turn_id: str) -> int:
-    """Return when the session was first said to be settled with the turn."""
+    """Return when the session was first reported settled with this turn in it."""
     order = list(attempts.exchanges)
     rest = order[order.index(last_turn_id) :]
     return next(attempts.marks[id_].at_ms for id_ in rest if id_ in attempts.marks)
@@ -278,7 +275,7 @@ def wait(group: GroupState, now_ms: int, wait_s: float) -> Step[GroupState, None
 
 
 def advantages_of(rewards: Collection[float]) -> list[float] | None:
-    """Return how many (population) standard deviations each is above the mean; None: all are equal.
+    """Return how many (population) standard deviations each reward is above the mean; None: all are equal.
 
     A single reward is returned as it is.
     """
@@ -290,7 +287,7 @@ def advantages_of(rewards: Collection[float]) -> list[float] | None:
 
 
 def reward_of(step: TrajectoryStep, outcome: float | None, weights: RewardWeights) -> float | None:
-    """Return the weighted sum of the scores and the outcome; None: none that counts. A score of 0 counts."""
+    """Return the weighted sum of the scores and the outcome; None: none has a weight above 0. A score of 0 counts."""
     said = (
         (weights.judge, step.judge_reward),
         (weights.person, step.person_reward),
