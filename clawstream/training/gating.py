@@ -1,12 +1,10 @@
 """The gate of one step: it measures where the step leads, and refuses an outcome that may not be published.
 
-Where a model is cut over processes, all of them write the same answers: each computes its part of every token, and the
-leading one draws the token. B rows, L tokens of a padded prompt or of a piece, A all tokens so far, V the vocabulary, N
-heads, D their width.
-
-A refusal raises StepRefused; then the trainer has to be restored. Nothing here has a gradient or changes the policy.
-The way that a step should go is worked out apart from the loss, so a loss with a wrong sign shows. Where several
-processes train the policy, each measures its share, and all decide by the same numbers.
+A refusal raises StepRefused; the trainer must then be restored. Nothing here computes a gradient or changes the policy.
+The direction that a step should take is worked out apart from the loss, so a loss with a wrong sign shows. Several
+processes measure a share each and decide by the same numbers. Where they hold one model in parts, all write the same
+answers: the leading process draws each token. B rows, L tokens of a padded prompt or of a piece, A all tokens so far, V
+the vocabulary, N heads, D their width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,7 +45,7 @@ from clawstream.training.step.batch_loss import Scored
 from clawstream.training.step.losses import GAP_CLIP_NATS, Suffix
 from clawstream.training.step.packing import micro_batches
 
-_NO_TOKEN = -1  # drawn where a probability is not finite
+_NO_TOKEN = -1  # in place of a token where a probability is not finite
 
 
 @torch.no_grad()
@@ -129,10 +127,10 @@ def _answer(token_ids: list[int], ends: list[int], answered_tokens: int) -> Writ
 
 
 class PiecewiseCache:
-    """Rows that are read piece by piece: their keys and values so far, of each layer here."""
+    """The keys and values so far, by layer, of rows that are read piece by piece."""
 
     def __init__(self, mask_BL: Tensor) -> None:
-        """The mask is 0 where the first piece pads, on the left."""
+        """`mask_BL` is 0 at the first piece's padding, which is on the left."""
         self.num_read = 0  # tokens of a row, before this piece
         self._mask_BL = None if bool(mask_BL.all()) else mask_BL.bool()
         self._device = mask_BL.device
@@ -149,7 +147,7 @@ class PiecewiseCache:
         self.num_read += num_tokens
 
     def so_far(self, layer: nn.Module, key_BNLD: Tensor, value_BNLD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of all that was read, given the piece's."""
+        """Add the piece's keys and values to the layer's, and return all of them."""
         if layer in self._kept:
             key_BNLD = torch.cat([self._kept[layer][0], key_BNLD], 2)
             value_BNLD = torch.cat([self._kept[layer][1], value_BNLD], 2)
@@ -158,9 +156,9 @@ class PiecewiseCache:
         return key_BNLD, value_BNLD
 
     def seen(self, length: int, window: int | None) -> Tensor | None:
-        """Return [B or 1, 1, L, A] what each token of the piece sees; None: itself and what is before it in the piece.
+        """Return a mask [B or 1, 1, L, A] of the tokens that each token of the piece sees; None: causal in the piece.
 
-        What pads sees nothing, and torch gives it zeros.
+        Padding sees nothing, and torch gives it zeros.
         """
         if window is not None and window >= self.num_read + length:
             window = None
@@ -182,7 +180,7 @@ class PiecewiseCache:
         return seen_B1LA
 
 
-WRITES_EVERY = 4  # versions, even if each step changes the policy little: many small steps go far too
+WRITES_EVERY = 4  # versions between written answers, at most: many small steps add up
 
 
 class Gate:
@@ -194,8 +192,8 @@ class Gate:
     ) -> None:  # fmt: skip
         """Measure the policy before its step; `scored` holds this process' samples, whose indices are `mine`.
 
-        Raises StepRefused where the rewards teach nothing. After `REJECTED_IN_A_ROW` rejections a person was told; if
-        the judge has not changed by then, it is accepted as it is.
+        Raises StepRefused if the rewards teach nothing. A person is told of these rejections; after `REJECTED_IN_A_ROW`
+        of them a judge that has not changed is accepted as it is.
         """
         judged = settings.weights[0] > 0 and scored.advantages is None  # given advantages are never one-sided
         refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
@@ -217,7 +215,7 @@ class Gate:
         self._wanted = [ways[index] for index in self._chosen]
 
     def look_ahead(self, learning_rate: float) -> None:
-        """Measure where the first gradient alone leads, since momentum may hide that it is wrong.
+        """Measure where the first gradient alone leads, since momentum may hide a wrong gradient.
 
         The gradient is scaled so that its RMS entry moves a weight by `learning_rate`.
         """
@@ -262,7 +260,7 @@ class Gate:
         return [everyones[place] for place in range(len(suffixes))]
 
     def _way(self, scored: Scored, index: int, seen: AnswerLikelihood) -> Way | None:
-        """Return how strongly each token of a sample is to become likelier (below 0: less so); None: no signal says.
+        """Return how strongly each token of a sample is to become likelier (below 0: less); None: there is no signal.
 
         A hint gives a value for each token; without a hint the reward gives one value for all tokens.
         """
@@ -280,7 +278,7 @@ class Gate:
 
 
 def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:
-    """Return `at_most` samples of a step, hinted or badly rewarded ones first: they make most of its gradient."""
+    """Return the indices of `at_most` samples, those hinted or badly rewarded first: they make most of the gradient."""
     order = sorted(range(len(samples)), key=lambda i: samples[i].hinted_prompt_ids is None and (wanted[i] or 0) > 0)
     return order[:at_most]
 

@@ -1,10 +1,8 @@
-"""Processes that compute together: started, asked, ended, and what they exchange.
+"""The processes of a trainer: how they are started, asked and ended, and which part of a tensor each copy keeps.
 
-So AdamW's moments are held once over all copies; AdamW moves each number by itself, so it may be given any part of a
-tensor. A part is flat, and a view of the whole; the last parts may be shorter, or empty.
-
-All of them are asked the same thing, one thing at a time. Where one of them ends, their common work is lost, so all of
-them are ended.
+All processes are asked the same thing, one thing at a time. If one ends, their common work is lost, so all are ended.
+Copies of a model divide AdamW's moments: AdamW moves each number by itself, so it may be given any part of a tensor. A
+part is a flat view of the whole tensor; the last parts may be shorter, or empty.
 """
 
 import contextlib
@@ -95,12 +93,12 @@ def write_parts(folder: Path, stem: str, mine: Mapping[str, Tensor]) -> None:
 
 
 def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
-    """Have a trainer of the base, and this process' part of its model."""
+    """Make the trainer, with this process' part of the base's model."""
     state["trainer"] = Trainer(base, settings, device=device, model=_model(base, settings, device))
 
 
 def call(state: dict[str, Any], method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Call the trainer's method; all processes return the same, a refusal too: they are to go on after it."""
+    """Call the trainer's method; all processes return the same. A refusal is returned, so that the processes go on."""
     try:
         return getattr(state["trainer"], method)(*args, **options)
     except StepRefused as why:
@@ -122,7 +120,7 @@ def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
 
 
 JOIN_S = 10.0
-LOST_WITHIN_S = 2.0  # of another process' complaint about it
+LOST_WITHIN_S = 2.0  # after one process' error, how long to look for another that ended and caused it
 # A process that waits for another this long takes it for lost: longer than any two differ in one step.
 PATIENCE_S = 600.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -135,7 +133,7 @@ class Start:
     backend: str  # of torch.distributed: "gloo", "nccl"
     threads: int | None = None  # of torch; None: its own choice
     patience_s: float = PATIENCE_S
-    around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # a function of a module
+    around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # a module's function: it is pickled
 
 
 class Processes:
@@ -222,7 +220,7 @@ class Processes:
 
 def _serve(connection: Connection, rank: int, count: int, store: Path, start: Start) -> None:
     """Do the work that is asked for until the connection closes."""
-    for stopping in (signal.SIGINT, signal.SIGTERM):  # they are for the process that started this one, which asks
+    for stopping in (signal.SIGINT, signal.SIGTERM):  # only the process that started this one heeds them
         signal.signal(stopping, signal.SIG_IGN)
     _end_with_parent()
     if start.threads is not None:
@@ -249,7 +247,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if sys.platform == "linux" and parent is not None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # it was gone before
+        if os.getppid() != parent.pid:  # the parent ended before
             os._exit(1)
 
 
@@ -276,7 +274,7 @@ class Team:
     def __init__(
         self, base: Path, settings: TrainingSettings, *, device: str, processes: Processes | None = None
     ) -> None:
-        """`device` is "cpu" or "cuda", where each process has a GPU of its own; without `processes` it starts them."""
+        """Start the trainer in `processes`, or in new ones; with the `device` "cuda" each has a GPU of its own."""
         start = Start(backend="nccl" if device == "cuda" else "gloo", threads=threads_for(base))
         self._processes = processes or Processes(settings.processes, start)
         self._processes.ask(f"{_MEMBER}:begin", base, settings, device)

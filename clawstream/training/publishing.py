@@ -1,9 +1,9 @@
 """Whether a step's outcome may be published, and what the next step's gate has to know of the past. Pure.
 
-The one rule: a step is rejected only where it is certainly bad. A measurement is an interval over a few answers, and
-its nearer end has to lie beyond the bound; too few answers reject nothing, numbers that are not finite always do.
-The answers are those of the step's own samples and of the first that the policy was ever trained on, never those of an
-evaluation: it asks in side turns, of which no sample is made.
+The one rule: a step is rejected only if it is certainly bad. A measurement is an interval over a few answers, and its
+nearer end has to lie beyond the bound. Too few answers reject nothing; numbers that are not finite always do. The
+answers are the step's own and the first that the policy was ever trained on. An evaluation's answers are never among
+them: it asks in side turns, which give no samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,21 +18,21 @@ from clawstream.events import SampleAssembled
 
 CANARIES = 4
 RECENT = 8  # answers of the step's own samples that are measured before and after it
-ANSWERED = 4  # of their prompts are answered again, beside the canaries'
-WRITTEN_TOKENS = 128  # at most, of such an answer
+ANSWERED = 4  # of their prompts, beside the canaries', the policy answers again after the step
+WRITTEN_TOKENS = 128  # the longest that such an answer may get
 BRIEF_TOKENS = WRITTEN_TOKENS // 2  # where people's answer was no longer than this, one that does not end counts as bad
 KL_NATS = 0.1  # a token; none of 100 healthy steps of the demo's policy was rejected for it
 ENTROPY_FACTOR = 4.0  # a step may not make a policy surer, or less sure, by this factor
 ENTROPY_NATS = 0.1  # a smaller change of entropy is harmless, whatever the factor
 ALIKE_REWARDS = 149  # if all these are good, the good share exceeds 0.98 with 95 %: they teach nothing
 EARLIER_REWARDS = 32
-RARE = 1e-4  # something less probable is not put down to chance
-NEEDLESS_HINTS = 0.2  # at most this share of good answers
+RARE = 1e-4  # anything less probable is not put down to chance
+NEEDLESS_HINTS = 0.2  # the share of good answers that may have a hint all the same
 MIN_ANSWERS = 3
 BAD_SHARE = 0.5  # of the answers written after the step
-STILL_NATS = 0.01  # a token; a smaller move may come from the leash alone, and its way means nothing
+STILL_NATS = 0.01  # a token; a smaller move may come from the leash alone, so its direction says nothing
 REJECTED_IN_A_ROW = 8  # for one-sided rewards
-NEAR_NATS = 0.18  # an answer; then at most 0.3 of all answers differ from before
+NEAR_NATS = 0.18  # the KL of a whole answer; below it at most 0.3 of all answers differ from before
 
 # One-sided 99 % quantiles of Student's t, by degrees of freedom from 1 on.
 _T99 = (31.821, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764, 2.718, 2.681, 2.650, 2.624, 2.602)
@@ -126,9 +126,9 @@ def stopped(sample: SampleAssembled) -> bool:
 def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | None:
     """Return why the rewards teach nothing, in words for a person; None: they do teach something.
 
-    A judge that says yes to everything shows where it begins suddenly, where its own hints disagree, and in the long
-    run. A policy that improves step by step does not look like that. In the long run only a hint for an answer that the
-    judge did not call good still teaches: a hint for a good answer shows that the judge is wrong, not the answer.
+    A judge that says yes to everything is recognised if it begins suddenly, if its own hints disagree, or in the long
+    run. A policy that improves step by step does not look like that. In the long run a step still teaches if it has a
+    hint for an answer that the judge did not call good; a hint for a good answer shows that the judge is wrong.
     """
     here = _verdicts(samples)
     if not here or not all(verdict.good for verdict in here):
@@ -177,7 +177,7 @@ def astray(
 ) -> str | None:
     """Return how the step leads away from what its own samples ask for; None: that is not certain.
 
-    `ahead` is where the step's gradient alone leads. All arguments are about the same answers, the step's own.
+    `ahead` is where the step's gradient alone leads. All arguments begin with the same answers, the step's own.
     """
     for what, there in (("the step", after), ("the gradient", ahead)):
         pairs = list(zip(before, there, strict=False))
