@@ -1,7 +1,7 @@
 """Which version an engine should take over next, and which adapters it may forget. Pure.
 
-An engine serves the newest published full weights and, if an adapter was published since, the newest
-adapter. The engine says what it serves; the log says what it was last told to serve.
+An engine serves the newest published full weights and, if an adapter was published since, the newest adapter. The
+engine says what it serves; the log says what it was last told to serve.
 """
 
 from collections.abc import Collection, Mapping
@@ -81,8 +81,8 @@ def _offered(state: Rollout) -> set[int]:
 def due(state: Rollout, *, engine: str, serving: Serving) -> PolicyPublished | None:
     """Return the version that `engine` should take over next; None where there is nothing to do.
 
-    A version that the engine already serves is due until the log says so too: the process that had it taken over may
-    have died before writing that down.
+    A version that the engine already serves is due until the log says so too: the process that ordered the takeover may
+    have died before it wrote the outcome.
     """
     for wanted, on_log in ((state.newest, state.active), (state.adapter, state.adapted)):
         if wanted is None or (engine, wanted.policy_version) in state.rejected:

@@ -1,10 +1,10 @@
 """Keep every engine on the newest published version, one engine after the other, so that one always serves.
 
-The engine itself is asked what it serves, so one that comes back with old weights is brought up to date like any other.
-An engine that answers nothing for TURN_S in the middle of its turn loses it. A process that was killed in a swap may
-have left an engine paused, so each is told to resume first. After our start, after an error, or where the engine serves
-something else than the log says, the next takeover empties its cache: a gateway may have put requests of older weights
-under keys that name newer ones.
+Each engine is asked what it serves, so one that comes back with old weights is brought up to date like any other. An
+engine that answers nothing for TURN_S in the middle of its turn loses the turn. A process killed in a swap may have
+left an engine paused, so each engine is told to resume first. A takeover empties the engine's cache after our start,
+after an error, or if the engine serves something else than the log says: a gateway may have cached requests of older
+weights under keys that name newer ones.
 """
 
 import asyncio
@@ -79,7 +79,7 @@ class _Board:
         self._changed = asyncio.Condition()
 
     async def read(self, policy_log: EventLog, *, until_end: bool = False) -> None:
-        """Go on where the last reading ended."""
+        """Read the policy topic on from where the last reading ended."""
         starts = dict(self._next_offsets)
         async for records in policy_log.follow([topics.POLICY], starts, until_end=until_end):
             async with self._changed:
@@ -90,7 +90,7 @@ class _Board:
                 self._changed.notify_all()
 
     async def changed_since(self, seen: Rollout, timeout_s: float) -> None:
-        """Return when the rollout is not the one that was `seen`, or after `timeout_s`."""
+        """Return once the rollout differs from `seen`, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self.rollout is not seen)
@@ -149,7 +149,7 @@ class _Turns:
 
     @contextlib.asynccontextmanager
     async def one(self, engine: SwappingEngine) -> AsyncIterator[None]:
-        """Hold the engine's turn for the length of the block; if it falls silent, the next turn begins meanwhile."""
+        """Hold the engine's turn for the length of the block; if the engine falls silent, the next turn begins."""
         await self._taken.acquire()
         given_up = asyncio.create_task(self._silent(engine))
         given_up.add_done_callback(lambda _: self._taken.release())
@@ -179,13 +179,13 @@ class _Keeper:
     model_path: Path | None
     drain_s: float
     now_ms: Callable[[], int]
-    certain: bool = False  # whether it surely is not paused, and the log names the weights that filled its cache
+    certain: bool = False  # the engine surely is not paused, and the log names the weights that filled its cache
     old_since_ms: dict[str, int] = field(default_factory=dict)  # when an adapter was first seen to be old, by name
     waiting: bool = False
     unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # while held, no weights change below the adapters
 
     async def keep(self, ask_every_s: float) -> None:
-        """Look whenever the log says something new, and every `ask_every_s`; never returns."""
+        """Bring the engine up to date at each change on the log, and every `ask_every_s`; never returns."""
         while True:
             seen = self.board.rollout
             try:
@@ -228,7 +228,7 @@ class _Keeper:
                 await forget(self.engine, drained)
 
     async def _take_over(self) -> None:
-        """Take over the version that is due now that it is our turn: it may be newer than the one due before."""
+        """Take over the version that is due when the turn begins: it may be newer than the one due before."""
         engine, rollout = self.engine, self.board.rollout
         now = await serving(engine)
         version = due(rollout, engine=engine.url, serving=now)
@@ -242,7 +242,7 @@ class _Keeper:
             finally:
                 del self.board.loading[engine.url]
         await self.policy_log.append([outcome])
-        # Learned at once: the next look may come before the log is read.
+        # The outcome is learned at once, since the next look may come before the log is read.
         self.board.learn(outcome)
         self.certain = True
         if version.adapter is not None:

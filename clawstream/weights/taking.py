@@ -1,15 +1,15 @@
-"""One engine takes one version over, once the checkpoint's tensors are known to fit, while its requests go on.
+"""How one engine takes over one version, while its requests go on.
 
 - Full weights in place, the usual case: pause, update, continue. Running requests keep their KV cache; the gateway
   avoids what is cached under older keys. Our adapters are unloaded first, so that requests under them end before the
   weights below them change.
-- Full weights afresh, where it is not certain which weights filled the engine's cache (it came back with old ones, or
-  we do not know): running requests are retracted, the cache is emptied, and they are computed again.
+- Full weights afresh, if it is not certain which weights filled the engine's cache: running requests are retracted, the
+  cache is emptied, and they are computed again.
 - Adapters, each under a name of its own: nothing is paused.
 
-Full weights whose tensors don't fit the engine's model are never shown to it. SGLang (0.5.23) copies a checkpoint
-tensor by tensor; at the first that does not fit its process ends, and a missing one keeps its old numbers without an
-error. The model is read at the path that the engine names, else in the policy's own folder, else not compared.
+Full weights are shown to an engine only if their tensors fit its model. SGLang (0.5.23) copies tensor by tensor: its
+process ends at the first that does not fit, and a missing tensor keeps its old numbers without an error. The model is
+read at the path that the engine names, else in the policy's own folder; if neither can be read, nothing is compared.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from clawstream.weights.rollout import Serving, misnamed, serves
 log = logging.getLogger(__name__)
 
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to the served type, as they are copied
-# Trained on text, a checkpoint need not have them: prediction heads for later tokens, and the towers of other media.
+# A checkpoint trained on text may lack these: prediction heads for later tokens, and the towers of other media.
 _BESIDE_TEXT = re.compile(r"(^|\.)(mtp|visual|vision_\w+|audio_\w+|multi_modal_projector)\.|\.inv_freq$")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _HEAD = "lm_head.weight"
@@ -55,7 +55,7 @@ def misfit(
 
 
 def _by_place(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """The language model's tensors have the same place alone and inside a model of several media."""
+    """Return the tensors by a name that is the same alone and inside a model of several media."""
     return {name.replace("language_model.", ""): header for name, header in tensors.items()}
 
 
@@ -135,7 +135,7 @@ async def take_over(
 ) -> PolicyActivated | PolicyRejected:
     """Let `engine` take `version` over while its requests go on; return the outcome.
 
-    `model_path` is a folder of the engine's model that can be read here. The engine is told to go on in any case.
+    `model_path` is a folder of the engine's model that can be read here. The engine is told to resume in any case.
     Raises TryLater when it does not answer.
     """
     if version.adapter is None:
