@@ -1,12 +1,10 @@
 """The accounts of clawstream's database: the one that owns it, and the one that may only read.
 
-A cluster's first account is a superuser for ever, so everything it owns is given to another account. On somebody else's
-server this is that person's task.
-
-A read-only transaction does not confine a superuser: COPY starts programs in it. So people read through another
-account, `<account>_reader`, whose password is derived from the writing account's; `database.upgrade` makes it. A query
-can't leave that account, as its session never had another. Where it can't be made, the writing account reads in a
-read-only transaction, unless it has powers over the server that such a transaction does not take away.
+A cluster's first account stays a superuser for ever, so on our own server everything is given to the account `stages`.
+A read-only transaction does not confine a superuser: COPY starts programs in it. So people read through the account
+`<account>_reader`, which `database.upgrade` makes, with a password derived from the writing account's. A query can't
+leave that account, as its session never had another. If it can't be made, the writing account reads in a read-only
+transaction, unless it has powers over the server that such a transaction does not take away.
 """
 
 import hashlib
@@ -22,7 +20,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.projections.tables import RELATIONS
 
-STATEMENT_TIMEOUT = "10min"  # of the reader's own sessions; `clawstream sql` says less
+STATEMENT_TIMEOUT = "10min"  # of the reader's own sessions; `clawstream sql` sets less
 _SUFFIX = "_reader"
 _MOST_NAME_BYTES = 63
 POWERS = [
@@ -49,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 def address(url: str) -> URL:
-    """Return where the reader of the account in `url` logs in."""
+    """Return the URL by which the reader of the account in `url` logs in."""
     writer = make_url(url)
     account = (writer.username or "clawstream").encode()[: _MOST_NAME_BYTES - len(_SUFFIX)].decode(errors="ignore")
     name = account + _SUFFIX
@@ -78,7 +76,7 @@ def make(connection: Connection, url: str) -> bool:
 
 
 def reading(alone: Engine, writer: Engine) -> Engine:
-    """Return the engine to look with: `alone`, the reader's (made if missing), or else `writer`.
+    """Return the engine for queries: `alone`, the reader's (made if missing), or else `writer`.
 
     Raises OperatorError where `writer` would be used and has power over the server.
     """
@@ -102,7 +100,7 @@ def is_there(alone: Engine, writer: Engine) -> bool:
 
 @cache
 def derived_password(password: str, name: str) -> str:
-    """Return the password of the account `name` that follows from another account's."""
+    """Return the password of the account `name`, derived from another account's `password`."""
     # Slow on purpose: people get the result, and could try to guess the writer's password from it.
     return hashlib.scrypt(password.encode(), salt=f"clawstream {name}".encode(), n=2**14, r=8, p=1)[:24].hex()
 
@@ -121,11 +119,11 @@ def _made(writer: Engine, alone: Engine) -> bool:
     try:
         with writer.begin() as connection:
             if not connection.execute(_MAY, {"what": "INSERT"}).scalar():
-                return False  # it is a reader itself
+                return False  # the writer is a reader itself
             make(connection, url)
         if _can_read(alone):
             return True
-        with writer.begin() as connection:  # it may be of an older password of the writer's
+        with writer.begin() as connection:  # its password may derive from the writer's older one
             _set_password(connection, alone.url)
     except (psycopg.Error, DBAPIError) as error:
         _log.debug("state=reader_not_made reason=%r", str(error))
@@ -148,7 +146,7 @@ def _create(connection: Connection, reader: URL) -> None:
         f"ALTER ROLE {{}} SET statement_timeout = '{STATEMENT_TIMEOUT}'",
     ):
         driver.execute(sql.SQL(statement).format(name))
-    if not connection.execute(_IS_SUPERUSER).scalar():  # so that it may end the reader's sessions
+    if not connection.execute(_IS_SUPERUSER).scalar():  # so that the writer may end the reader's sessions
         driver.execute(sql.SQL("GRANT {} TO CURRENT_USER").format(name))
     _set_password(connection, reader)
 
@@ -190,7 +188,7 @@ def driver_of(connection: Connection) -> psycopg.Connection:
 
 
 OWNER = "stages"
-# CREATEROLE: it makes the read-only account. It can grant only rights that it has itself.
+# CREATEROLE: the owner makes the read-only account, and can grant only rights that it has itself.
 _RIGHTS = "LOGIN NOSUPERUSER CREATEDB CREATEROLE NOREPLICATION NOBYPASSRLS"
 _OURS = """
     SELECT 'SCHEMA', nspname, NULL, NULL FROM pg_namespace

@@ -1,6 +1,6 @@
-"""Two generations of the tables in one database, and recorded offsets that the newer one does not follow.
+"""The tables in use and the rebuilt ones, in two schemas of a database; and recorded offsets that a rebuild overruled.
 
-A table's plain name means the one in the schema that holds `offsets`. A swap moves names, never rows.
+A table's plain name means the table in the schema that holds `offsets`. A swap moves tables between schemas, no rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class Overruled:
     kept_schema: str  # where the old tables were left
 
     def as_dict(self) -> dict[str, object]:
-        """Return it as plain values."""
+        """Return the fields that are shown, as plain values."""
         return {
             "place": f"{self.place.topic}-{self.place.partition}",
             "at": self.at.isoformat(),
@@ -62,7 +62,7 @@ def overrule(
 
 
 def fence(cursor: psycopg.Cursor, places: Iterable[PartitionId]) -> None:
-    """Keep projectors that go on from the old chain from writing these partitions; they claim them again first."""
+    """Stop projectors from writing these partitions on from the old chain: they have to claim them again first."""
     cursor.executemany("UPDATE offsets SET epoch = epoch + 1 WHERE topic = %s AND partition = %s", list(places))
 
 
@@ -91,15 +91,15 @@ _FOUND = """
 
 BUILDING = "clawstream_rebuild"
 HOLD_WITHIN_MS = 10_000  # longer than a batch of the projector takes
-# Readers wait for so long at most, which is less than the second after which Postgres looks for deadlocks: a reader
-# that has a table and waits for one that we have is never the one that it ends.
+# The longest that readers wait for a swap. Postgres looks for deadlocks after a second, so it never ends a reader that
+# holds one table and waits for another that the swap holds.
 SWAP_WITHIN_MS = 800
 DROP_WITHIN_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DatabaseObject:
-    """A table, view or function of a generation."""
+    """A table, view or function of one of the schemas."""
 
     kind: str  # as ALTER and DROP name it
     name: sql.Composable  # a function's with its arguments
@@ -111,10 +111,10 @@ class _DatabaseObject:
 
 @contextmanager
 def session(engine: Engine) -> Iterator[psycopg.Cursor]:
-    """Yield a cursor of which each statement is a transaction."""
+    """Yield a cursor on which each statement is a transaction of its own."""
     with engine.connect() as connection:
         driver = driver_of(connection)
-        driver.rollback()  # what the pool asked first
+        driver.rollback()  # ends the transaction of the pool's own first query
         driver.autocommit = True
         try:
             yield driver.cursor()
@@ -160,8 +160,8 @@ def swap(cursor: psycopg.Cursor, old: str) -> None:
     _grant_alike(cursor, live, [thing for thing in things if thing.kind != "FUNCTION"])
     cursor.execute(sql.SQL("CREATE SCHEMA {old}").format(**names))
     cursor.execute(f"SET LOCAL statement_timeout = {SWAP_WITHIN_MS}")
-    # At once, so that few readers have a part of them; the recorded offsets first, as readers of many tables begin with
-    # them.
+    # One statement locks all, so that few readers hold some of them; `offsets` first, as readers of many tables begin
+    # with it.
     taken = sql.SQL(", ").join(thing.at(live) for thing in things if thing.kind != "FUNCTION")
     cursor.execute(sql.SQL("LOCK TABLE {live}.offsets, {} IN ACCESS EXCLUSIVE MODE").format(taken, **names))
     for source, target in ((live, old), (BUILDING, live)):
@@ -171,7 +171,7 @@ def swap(cursor: psycopg.Cursor, old: str) -> None:
 
 
 def dropped(engine: Engine, old: str) -> str | None:
-    """Drop a generation and return None, or leave it and return why: objects of others depend on it."""
+    """Drop the old tables and return None; or leave them and return why, as where others' objects depend on them."""
     with session(engine) as cursor:
         cursor.execute(f"SET lock_timeout = {DROP_WITHIN_MS}")
         things = _things(cursor, old)
@@ -186,7 +186,7 @@ def dropped(engine: Engine, old: str) -> str | None:
     return None
 
 
-# The log does not hold when a row could first be read.
+# These rows are copied: the log does not say when a row could first be read.
 _BOOKS = (
     sql.SQL("TRUNCATE {new}.commits, {new}.set_aside"),
     sql.SQL("INSERT INTO {new}.set_aside SELECT * FROM {live}.set_aside"),

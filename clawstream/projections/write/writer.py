@@ -1,10 +1,9 @@
 """Rows and the offsets they come from, written in one transaction.
 
-`sessions` grows by the rows that were new, so that a redelivered exchange counts once.
-
 The table `offsets` says how far each partition was read and who owns it. A writer claims a partition by raising its
-epoch, and writes only where the recorded offsets still hold the values that it last read there. So of two writers that
-think they own a partition one writes, and a batch is in the tables once, whole, or not at all.
+epoch, and writes only if the recorded offsets still hold the values that it last read there. So of two writers that
+think they own a partition only one writes, and a batch is in the tables once, whole, or not at all. The table
+`sessions` counts only rows that were new, so a redelivered exchange counts once.
 """
 
 from collections import defaultdict
@@ -127,7 +126,7 @@ class PartitionClaim:
 
     next_offset: int
     epoch: int
-    chain: bytes | None = None  # over the records read so far; None: no record since there are chains
+    chain: bytes | None = None  # over the records read so far; None: none was read since chains are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +183,10 @@ class TableWriter:
         return lost
 
     def overtaken(self, claims: Mapping[PartitionId, PartitionClaim]) -> frozenset[PartitionId]:
-        """Return which of these lost claims a rebuild took: its recorded offsets have another chain, or lie lower.
+        """Return the lost claims that a rebuild took: the recorded offsets then have another chain, or lie lower.
 
-        Another projector that claims a partition changes neither before it writes more. Raises TryLater while the
-        database is away.
+        Another projector that claims a partition changes neither until it writes. Raises TryLater while the database is
+        away.
         """
         with _transaction(self._engine) as cursor:
             found = partition_progress(cursor)
@@ -199,12 +198,12 @@ class TableWriter:
             return waiting(cursor, GROUP)
 
     def release(self, place: PartitionId, claim: PartitionClaim, release: Release) -> bool:
-        """Write the outcome of the partition's dead letters; False: it is not ours any more, and nothing is written.
+        """Write the outcome of the partition's dead letters; False: it is no longer our partition, nothing is written.
 
-        Raises as `write` does, and is as safe to do again.
+        Raises what `write` raises, and is as safe to repeat.
         """
         with self._refusals(release.rows), _transaction(self._engine) as cursor:
-            # An update of the offsets, which a rebuild blocks while it swaps the tables.
+            # This updates the offsets, so it waits while a rebuild swaps the tables.
             cursor.execute(_HELD, (*place, claim.epoch))
             if cursor.rowcount != 1:
                 return False
@@ -217,7 +216,7 @@ class TableWriter:
 
     @contextmanager
     def _refusals(self, rows: Sequence[TableRow]) -> Iterator[None]:
-        """Where the database refuses a row's contents, raise UnusableRecords that name the row."""
+        """Raise UnusableRecords, which names the rows, if the database refuses the contents of some."""
         try:
             yield
         except (psycopg.DataError, psycopg.IntegrityError) as error:
