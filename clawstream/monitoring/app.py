@@ -1,10 +1,8 @@
-"""The monitor: reads the last hour, then everything that comes, and answers over HTTP, as JSON and as metrics.
+"""The monitor: reads the last hour of the log, then everything that comes, and answers over HTTP.
 
 GET /windows is the report as JSON, GET /metrics the same for Prometheus, GET /healthz says that the monitor runs. A
-monitor keeps nothing between runs: each start reads the last hour again.
-
-All are gauges, over the last whole minute and the last hour, since a restart counts the hour again. An absent value
-gives no line.
+monitor keeps nothing between runs: each start reads the last hour again. So all metrics are gauges, over the last whole
+minute and the last hour. A metric without a value has no line.
 """
 
 import asyncio
@@ -178,7 +176,7 @@ async def _listen(runner: web.AppRunner, settings: MonitorSettings) -> int:
 
 
 async def _starts(kafka_log: KafkaLog, board: PolicyBoard) -> dict[PartitionId, int]:
-    """Return where to read from: an hour ago; samples, from the first that no batch has used up."""
+    """Return where to read from: an hour ago, or earlier from the first sample that no batch has used up."""
     await read_policy(kafka_log, board)
     waiting = await waiting_since(kafka_log, board)
     starts = await kafka_log.offsets_at(TOPICS, now_ms() - KEPT_MINUTES * MINUTE_MS)

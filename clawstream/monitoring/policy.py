@@ -36,7 +36,7 @@ class VersionState(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class VersionFacts:
-    """What the policy topic says of one version; None: it does not say that."""
+    """What the policy topic says of one version; None: the topic does not say it."""
 
     version: int
     plan: events.BatchPlanned | None = None
@@ -62,7 +62,7 @@ class VersionFacts:
 
     @property
     def why(self) -> str | None:
-        """Why the version is not as one would expect; None: it is."""
+        """Why the version was rejected or refused, or where it goes back to; None: it is an ordinary version."""
         if self.rejected is not None:
             return self.rejected.reason
         if self.refusals:
@@ -109,7 +109,7 @@ def versions(history: Iterable[Event], policy_id: str) -> dict[int, VersionFacts
 
 
 def ancestors(known: dict[int, VersionFacts], version: int) -> Sequence[int]:
-    """Return the versions that it was made from, the nearest first."""
+    """Return the versions that `version` was made from, the nearest first."""
     line: list[int] = []
     parent = known[version].parent_version
     while parent is not None and parent in known and parent not in line:
@@ -123,7 +123,7 @@ def newest(known: dict[int, VersionFacts]) -> int | None:
     return max((number for number, one in known.items() if one.published is not None), default=None)
 
 
-PLANNED_KEPT = 8192  # answers of the newest plans, twice each; samples of older plans lie below `used_up`
+PLANNED_KEPT = 8192  # keys of the newest plans' answers, two for each; samples of older plans lie below `used_up`
 
 
 class _Answer(NamedTuple):
@@ -141,7 +141,7 @@ class _SampleOffset(NamedTuple):
 
 
 class LearnedFrom(NamedTuple):
-    """How many samples of the steps learned from what."""
+    """How many samples the steps learned from, by their signals."""
 
     samples: int = 0
     with_feedback: int = 0  # a thumb, a score or a heuristic's
@@ -153,16 +153,15 @@ class PolicyBoard:
     """What the policy topic and the samples topic say of one policy so far.
 
     A sample that the trainer drops (stale, or without weight in its method) counts as waiting until a plan passes it.
-    The revisions of a turn count as one sample that waits since the first of them came; none waits once a plan names
-    one.
+    The revisions of a turn count as one sample, which waits since the first of them came, until a plan names one.
     """
 
     def __init__(self, policy_id: str, due: BatchRule | None = None) -> None:
-        """`due` says when a batch is due; None: only the number of samples tells, as where groups are trained on."""
+        """`due` says when a batch is due; None: only the number of samples tells, as with groups."""
         self._policy_id = policy_id
         self._due = due
         self._waiting: dict[_Answer, _SampleOffset] = {}
-        self._planned: dict[str | _Answer, None] = {}  # by any judge, and by the one named; in order of planning
+        self._planned: dict[str | _Answer, None] = {}  # in order of planning: turns, and turns with their judge
         self._newest_plan: Planned | None = None
         self._used_up: dict[tuple[str, int], int] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
@@ -249,7 +248,7 @@ class PolicyBoard:
         self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
 
     def _is_planned(self, turn: _Answer) -> bool:
-        """Return whether a plan names the turn; a turn's plan without a judge counts for all judges."""
+        """Return whether a plan names the turn; a plan that names it without a judge counts for all judges."""
         any_judge = turn.turn_id if turn.judge == events.NOBODY else _of_nobody(turn)
         return turn in self._planned or any_judge in self._planned
 

@@ -1,10 +1,8 @@
-"""Counts of events in one-minute windows over the last hour, by the log's own clock; whether that clock is wrong. Pure.
-
-The broker's clock is wrong if it dates an exchange before the exchange ended, or in the future. An exchange that waited
-in a spool is appended long after it ended, which says nothing.
+"""Counts of events in one-minute windows over the last hour, and whether the broker's clock is wrong. Pure.
 
 A record counts once, however often it is delivered, and so does an event that was written twice within the hour. Counts
-add up in any order. An average over nothing is None, not 0.
+add up in any order. An average over nothing is None, not 0. The broker's clock is wrong if it dates an exchange in the
+future, or before the exchange ended. A date long after the end proves nothing, as exchanges may wait in a spool.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,14 +17,14 @@ from clawstream.stream.log import Arrived
 from clawstream.stream.runner.clock import BELIEVED_MS, Dating
 from clawstream.stream.stage import Record
 
-AT_ONCE_MS = 60_000  # brokers with different clocks may lead partitions; exchanges older than this tell of the past
+AT_ONCE_MS = 60_000  # exchanges older than the newest by more don't count; partitions' brokers may have other clocks
 A = TypeVar("A", Record, Arrived)
 
 
 class _Dated(NamedTuple):
     offset: int
     appended_ms: int
-    over_ms: int  # by the gateway's clock
+    over_ms: int  # when the exchange ended, by the gateway's clock
 
     def off_ms(self, now_ms: int) -> int:
         if self.appended_ms - now_ms > BELIEVED_MS:
@@ -52,7 +50,7 @@ class BrokerClock:
         self._newest[found.partition] = max(dated, self._newest.get(found.partition, dated))
 
     def off_ms(self, now_ms: int) -> int | None:
-        """Return how far the broker's clock is ahead, or behind where negative; 0: it is believed; None: not known."""
+        """Return how far the broker's clock is ahead (negative: behind); 0: it is believed; None: not known."""
         over_ms = [min(dated.over_ms, now_ms) for dated in self._newest.values()]
         recent = [
             dated
@@ -63,7 +61,7 @@ class BrokerClock:
 
 
 def alarm(off_ms: int | None) -> str | None:
-    """Return that the broker's clock is wrong, in words for a person; None: nothing says that it is."""
+    """Return a message for a person if the broker's clock is wrong; None: nothing says that it is."""
     if not off_ms:
         return None
     where = "ahead of this machine's clock" if off_ms > 0 else "behind the gateway's clock"
@@ -80,7 +78,7 @@ class AppendTimes:
         self._dating: dict[tuple[str, int], Dating] = {}
 
     def corrected(self, found: A, now_ms: int) -> A:
-        """Return the next record of its partition, with the append time that stages believe."""
+        """Return `found`, the next record of its partition, with the append time that stages believe."""
         dating = self._dating.setdefault((found.topic, found.partition), Dating([found.topic]))
         taken_ms, _ = dating.date(found.topic, found.timestamp_ms, now_ms)
         if taken_ms == found.timestamp_ms:
@@ -147,7 +145,7 @@ UNDECODABLE = EventCounts(undecodable=1)
 
 
 def tally(event: Event) -> EventCounts:
-    """Return what `event` adds."""
+    """Return the counts that `event` adds."""
     match event:
         case events.ExchangeCompleted():
             return EventCounts(exchanges={"completed": 1}, output_tokens=len(event.output_ids))
