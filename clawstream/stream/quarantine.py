@@ -1,10 +1,8 @@
-"""What readers of the log do about records that are set aside, and where a person rules about them.
+"""How readers of the log set records aside, and how a person's rulings about these are asked for and carried out.
 
-A record is in its queue, acknowledged, before its reader moves past it, and a ruling is carried out
-before the queue says that it is done. So a reader that is cut off in between finds in the queue what is left to do.
-
-A person only asks, and the stage does it; nothing is moved here. A parked record is not ruled about: it
-shares the fate of the record that it waits behind.
+A record is in its queue, acknowledged, before its reader moves past it. A ruling is carried out before the queue says
+that it is done. So a reader that is cut off in between finds in the queue what is left to do. A person only asks; the
+stage carries the ruling out. A parked record gets no ruling: it shares the fate of the record that it waits behind.
 """
 
 import asyncio
@@ -37,8 +35,8 @@ log = logging.getLogger(__name__)
 class Quarantine:
     """The dead letters of the reader `name` of `topics`; where it is `ordered`, a key's later records wait behind them.
 
-    `known` has the dead letters as the queues say; a reader adds those that it sets aside itself at once. `on_change`
-    is called when the queues say something new. A wait for the queues ends with TryLater once `stop` is set.
+    `known` holds the queues' dead letters; those that the reader itself sets aside are added at once. `on_change` is
+    called when the queues say something new. A wait for the queues ends with TryLater once `stop` is set.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Quarantine:
     def dead_letter(
         self, record: Arrived, error: Exception, rebuild_offsets: Mapping[str, int] | None = None
     ) -> DeadLetter:
-        """Return the dead letter of a record that is to be set aside; nothing is known of it yet."""
+        """Return the dead letter of a record that is to be set aside; `set_aside` then adds it to `known`."""
         known = self.known.get(self.id_of(record))
         return DeadLetter(
             id=self.id_of(record),
@@ -116,14 +114,14 @@ class Quarantine:
         )
 
     async def set_aside(self, dead_letter: DeadLetter, error: Exception) -> None:
-        """Copy the record to its queue, acknowledged, and only then know of it: who is cut off does it again."""
+        """Copy the record to its queue and, once acknowledged, add it to `known`; a reader cut off repeats the copy."""
         level = logging.WARNING if isinstance(error, ParkedRecord) else logging.ERROR
         log.log(level, "record=%s-%s-%s dead_letter=%r", *dead_letter.id[1:], dead_letter.error)
         await self._until_done(lambda: self._log.set_aside(dead_letter.id, error=error, attempt=dead_letter.attempt))
         self.known.add(dead_letter)
 
     async def close(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Say in the queues what became of dead letters."""
+        """Write to the queues what became of dead letters."""
         await self._until_done(lambda: self._log.mark(marks))
         for mark in marks:
             self.known.mark(mark)
@@ -136,8 +134,8 @@ class Quarantine:
     ) -> None:
         """Call `use` with each key's dead letters of the partition that are ruled about, in the log's order.
 
-        Only those before the reader's `positions` are given. Where `use` returns False or raises TryLater, it is called
-        again at the next time.
+        Only those before the reader's `positions` are given. If `use` returns False or raises TryLater, the next call
+        of this method tries again.
         """
         changes = self.known.changes
         if self._carried_out.get(number) == changes:
@@ -196,7 +194,7 @@ async def shown(log: Log, name: str) -> dict[str, Any]:
 async def rule(
     log: Log, fate: Fate, *, dead_letter: str | None, stage: str | None, because: str | None
 ) -> list[DeadLetter]:
-    """Ask for a fate of one dead letter, or of all of a stage's that wait to be ruled about; return them.
+    """Ask for a fate of one dead letter, or of all dead letters of a stage without a ruling; return them.
 
     Raises OperatorError for a dead letter that is missing, parked or done with.
     """
@@ -227,7 +225,7 @@ def dead_letter_id_of(name: str) -> DeadLetterId:
 
 
 def plain(dead_letter: DeadLetter) -> dict[str, Any]:
-    """Return a dead letter as JSON has it."""
+    """Return a dead letter as plain values for JSON."""
     return {
         "letter": str(dead_letter.id),
         "stage": dead_letter.id.group,

@@ -3,15 +3,14 @@
     step(state of the key, record) -> Step(state, events to write, calls to make)
 
 Rules that make a stage safe to kill at any point and to run on any number of workers:
-- `step` depends on nothing but its arguments, and writing an event again is writing the same event.
+- `step` depends on nothing but its arguments, so a record that is read again gives the same events.
 - Records of one topic and key come in log order; records of different topics come in any order, so a stage that joins
   topics gives the same events whichever side comes first.
-- A record counts as done when its events are acknowledged and its calls have returned, and theirs too. Only a
-  contiguous run of done records is committed.
-- After a restart the state of each open key is rebuilt first, by folding what was done already without writing or
-  calling anything, in the order of the log's clock; then the rest is read live.
-- A key whose last record is more than `retain_ms` older (by the log's clock) than the next one starts afresh; this
-  bounds the rebuild.
+- A record is done when its events are acknowledged, its calls have returned, and the events of those calls are
+  acknowledged. Only a contiguous run of done records is committed.
+- After a restart the state of each open key is rebuilt first: its done records are folded in the order of the log's
+  clock, without writing or calling anything. Then the rest is read live.
+- A key that was silent for more than `retain_ms`, by the log's clock, starts afresh; this bounds the rebuild.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +23,7 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 DAY_MS = 86_400_000
-HEARD_MS = 7 * DAY_MS  # how long feedback counts after its session's last word; the session stays in memory until then
+HEARD_MS = 7 * DAY_MS  # how long feedback counts after its session's last record; the session is in memory until then
 
 
 class Record(NamedTuple):

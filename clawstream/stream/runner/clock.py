@@ -3,8 +3,8 @@
 The clock never passes the append time of a record that is still to be read: it stands where the slowest topic stands,
 and runs on, by this machine's steady clock, only once every record on the log has been read.
 
-A broker's clock that was set wrong ends no key's history. A record dated far ahead of this machine's clock is dated
-now, and no record is dated before the one that precedes it in its partition: the log is in append order.
+A wrong broker's clock must not end a key's history. So a record dated far ahead of this machine's clock counts as
+appended now, and no record counts as older than the one before it in its partition: the log is in append order.
 """
 
 from collections.abc import Collection, Iterable
@@ -75,7 +75,7 @@ class Dating:
         self._in_doubt: set[str] = set()
 
     def date(self, topic: str, timestamp_ms: int, machine_ms: int) -> tuple[int, ClockFault | None]:
-        """Return when the next record of `topic` was appended; and a fault to report, where one begins or ends."""
+        """Return when the next record of `topic` counts as appended, and a fault to report if one begins or ends."""
         newest = self._newest_ms[topic]
         ahead_ms, behind_ms = timestamp_ms - machine_ms, 0 if newest is None else newest - timestamp_ms
         taken = capped(timestamp_ms, machine_ms)
@@ -89,5 +89,5 @@ class Dating:
 
 
 def capped(time_ms: int, machine_ms: int) -> int:
-    """Return the time, or this machine's time where it lies too far ahead of that to be believed."""
+    """Return `time_ms`, or this machine's time if `time_ms` is too far ahead of it to be believed."""
     return machine_ms if time_ms > machine_ms + BELIEVED_MS else time_ms

@@ -1,11 +1,9 @@
 """The states of one partition's keys, which of its records are done, and where a stage begins after a restart.
 
-Only a contiguous run of done records is committed, whatever order they are done in; offsets may have holes. Committed
-records are folded by the log's clock, across topics, before anything is read live.
-
-Every record that a key's state follows from can be read again: from the first one after a silence of `retain_ms` until
-the key has been silent that long again. Only time ends a key's history; a state of None does not, since another key's
-rebuild may begin in the middle of it.
+Only a contiguous run of done records is committed, in whatever order they are done; offsets may have holes. After a
+restart, committed records are folded by the log's clock, across topics, before anything is read live. A key's history
+lasts from its first record after a silence of `retain_ms` to the next such silence, and can be read again until then.
+Only time ends a history: a state of None does not, since another key's rebuild may begin in the middle of it.
 """
 
 import json
@@ -136,7 +134,7 @@ class Fold(Generic[S, C]):
             del self._firsts[topic][key]
 
     def rebuild_offsets(self, key: str) -> dict[str, int]:
-        """Return, by topic, the first record that the key's state follows from."""
+        """Return, by topic, the offset of the first record that the key's state follows from."""
         return {topic: firsts[key] for topic, firsts in self._firsts.items() if key in firsts}
 
     def tick(self, now_ms: int, *, held: Container[str] = ()) -> Iterator[Step[S, C]]:
