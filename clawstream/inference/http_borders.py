@@ -1,9 +1,9 @@
 """HTTP beside the gateway: how much of a peer's response is read, and from which pages requests may come.
 
-A peer decides neither how much memory its response takes, nor where else our request goes. A browser sends a page's
-request unasked if it looks like a form, so a body has to be declared as JSON, and a page has to come from this machine
-(Origin). A page can point its own name at the loopback address, so a request by it has to name this machine (Host),
-unless it shows a key.
+A peer decides neither how much memory its response takes, nor where else our request goes: redirects are not followed.
+Pages of other sites must not use our servers. A browser sends a page's request unasked if it looks like a form, so a
+body has to be declared as JSON, and the page has to be of this machine (Origin). A site can point its own name at the
+loopback address, so a request that comes in there has to name this machine (Host), unless it shows a key.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class RequestArguments(TypedDict):
     auto_decompress: bool
 
 
-# A redirect would send the request elsewhere: a conversation, and the key in its headers.
+# A redirect would send the conversation, and the key in the headers, elsewhere.
 ASKING: RequestArguments = {"allow_redirects": False, "auto_decompress": False}
 PLAIN = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -82,12 +82,12 @@ async def read_error(response: aiohttp.ClientResponse, *, until: float | None = 
 
 
 def shown(text: str) -> str:
-    """Return as much of a peer's words as an error echoes."""
+    """Return a peer's words, cut to the length that an error message echoes."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def parsed(raw: bytes) -> object:
-    """Return the JSON of a body; None where it has none."""
+    """Return the JSON of a body; None where the body is not JSON."""
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -137,7 +137,7 @@ def refusal(method: str, headers: Mapping[str, str], came_in_by: str | None) -> 
 
 
 class OriginGuard:
-    """An ASGI application behind the door; a refusal is SGLang's error object."""
+    """An ASGI application that lets only allowed requests reach `app`; a refusal is SGLang's error object."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -159,7 +159,7 @@ class OriginGuard:
 async def guard_origin(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Let in what may come in to an aiohttp application."""
+    """Let only allowed requests reach an aiohttp application."""
     name = None if request.transport is None else request.transport.get_extra_info("sockname")
     headers = {key.lower(): value for key, value in request.headers.items()}
     refused = refusal(request.method, headers, name[0] if isinstance(name, tuple) else None)

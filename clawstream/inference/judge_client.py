@@ -1,11 +1,9 @@
-"""How judges and teachers are asked: any OpenAI-compatible endpoint, and engines that score an answer.
+"""How judges are asked, at any OpenAI-compatible endpoint, and teachers, which are engines that score an answer.
 
-Whatever arrived is a reply, however odd; a missing reply is TryLater, and asked for again. JudgeRefused is for a judge
-that will never take this request. A reply past its limit of bytes or time counts as an unusable reply.
-
-Both numbers of a token are engines' scores of input tokens at temperature 1, since the trainer's kernels
-and precision differ by as much as a hint changes a log-prob. The policy's weights keep one known version throughout the
-call, never older than the one that sampled the answer: the gap is what the policy has yet to learn.
+Anything that a judge sends is a reply, however odd; one beyond its limit of bytes or time is unusable. A missing reply
+raises TryLater, and is asked for again. JudgeRefused means that the judge will never take this request. Teacher's and
+student's log-probs are both engines' scores at temperature 1: the trainer's kernels and precision differ by as much as
+a hint changes a log-prob. The student's weights keep one known version during the call, none older than the sampler's.
 """
 
 import asyncio
@@ -88,7 +86,7 @@ class JudgeClient:
     async def open(
         cls, settings: JudgeSettings, *, call_timeout_s: float = CALL_TIMEOUT_S
     ) -> AsyncIterator["JudgeClient"]:
-        """A client that lives as long as the block."""
+        """Yield a client that is open for the length of the block."""
         if settings.url is None:
             raise ConfigError(
                 "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
@@ -178,7 +176,7 @@ _SHOWN_CHARACTERS = 200
 
 
 async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = 10.0) -> str | None:
-    """Return in words why the judge at `url` gives no vote, and what to do; None: it does."""
+    """Return why the judge at `url` gives no vote and what to do, in words for a person; None: it gives one."""
     body = _body(settings, {"user": "Reply with \\boxed{1}."}, max_tokens=16)
     where = f"{url.rstrip('/')}/chat/completions"
     try:
@@ -297,9 +295,9 @@ class TeacherClient:
 
 @asynccontextmanager
 async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterator[TeacherClient]:
-    """A teacher that lives as long as the block; prompts may hold `added_ids` besides the policy's own ids.
+    """Yield a teacher for the length of the block; prompts may hold `added_ids` besides the policy's own ids.
 
-    It scores once its vocabulary is checked. The block ends with ConfigError once another vocabulary is found.
+    The teacher scores once its vocabulary is checked. If that is not the policy's, the block ends with ConfigError.
     """
     teacher, engine = settings.teacher, settings.engine
     assert teacher.url is not None, "settings with an engine for a teacher name it"
@@ -321,9 +319,9 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
 async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_ids: Iterable[int]) -> None:
     """Raise ConfigError where the teacher gives tokens other ids than the policy in the folder.
 
-    The check asks the teacher for the ids of a text of the policy's own tokens, else reads the tokenizer.json of the
-    teacher's folder if it is here, second because a folder of that name here may hold another model. If neither can be
-    had, a warning says so and the teacher is trusted. Ids that a model does not know end SGLang (0.5.23).
+    The teacher is asked for the ids of a text of the policy's own tokens. If it can't tell them, the tokenizer.json of
+    its folder is read, if it is here; the folder comes second, as one of that name here may hold another model. Without
+    either the teacher is trusted, with a warning. Ids that a model does not know end SGLang (0.5.23).
     """
     ours, theirs = vocabulary(policy), Path((await teacher.server_info()).model_path)
     wrong = too_small_for(largest_token_id(policy, added_ids), theirs)

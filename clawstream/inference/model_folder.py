@@ -1,9 +1,9 @@
 """A model's folder: what it says of the model, which base a policy begins with, and the folders of its versions.
 
-A folder that can't be seen from here is no error, since an engine may run on another machine. A sample means nothing to
-another model, so the policy topic names the base by its hashes, and every part compares its own base first. The topic
-also names the sha256 of each version's manifest, and the manifest that of each file, so the bytes of a version can be
-checked wherever they came from.
+A folder that can't be seen from here is no error, since an engine may run on another machine. Samples of one base teach
+no other, so the policy topic names the base by its hashes, and every part first compares its own base with them. The
+topic also names the sha256 of each version's manifest, and the manifest that of each file, so the bytes of a version
+can be checked wherever they came from.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ SINGLE = "model.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorHeader:
-    """What a safetensors file says of a tensor before its numbers."""
+    """The type and shape of a tensor, from a safetensors file's header."""
 
     dtype: str  # as safetensors names it: F32, BF16, I8, F8_E4M3, ...
     shape: tuple[int, ...]
@@ -207,7 +207,7 @@ class Base:
 
     path: Path
     model_sha256: str | None  # None: no weights are there
-    tokenizer_sha256: str | None  # None: no vocabulary's file is there
+    tokenizer_sha256: str | None  # None: no file of a vocabulary is there
 
 
 def base_in(folder: Path, cache_dir: Path) -> Base:
