@@ -1,9 +1,10 @@
-"""A model's tokenizer: how it is loaded, and what templates get of it. A text is encoded once, and its marks are text.
+"""A model's tokenizer: how it is loaded, and how templates encode with it.
 
-Only the template puts a mark into a prompt. Marks that templates themselves write as text (those of thinking and of
-tool calls) can't be told from a user's text and stay marks. A template's code walks over each id of a prompt several
-times, but never looks at the ids of plain text. So a long text passes through it as one id, a LongText, and `spread`
-puts its ids in that place afterwards. A folder's own Python code is run only where the settings trust it.
+A mark is a token of the template's. Only the template puts marks into a prompt: in a message's text they are letters.
+Marks that templates themselves write as text (of thinking and of tool calls) can't be told from a user's, and stay
+marks. A template's code walks over each id several times, but never looks at the ids of plain text. So a long text
+passes through it as one id, a LongText, which `spread` replaces by its ids. A folder's own Python code is run only
+where the settings trust it.
 """
 
 import json
@@ -22,7 +23,7 @@ from transformers import AutoTokenizer
 
 from clawstream.errors import ConfigError
 
-MAX_TOKENS = 2_000_000  # remembered; a token takes 8 bytes here
+MAX_TOKENS = 2_000_000  # tokens that are remembered, each in 8 bytes
 LONG_TOKENS = 64
 _NO_TOKEN = -1  # the int value of a LongText, which equals no mark's id
 
@@ -56,7 +57,10 @@ def spread(ids: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Wrapper:
-    """What renderers use of a tokenizer, apart from encoding; no character offsets, so they attribute no tokens."""
+    """The part of a tokenizer that renderers use, apart from encoding.
+
+    It gives no character offsets, so renderers attribute no tokens to messages.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -74,7 +78,7 @@ class _Wrapper:
 
 
 class RememberingTokenizer(_Wrapper):
-    """The tokenizer underneath, which encodes a text once; safe to use from several threads."""
+    """A tokenizer that encodes a text once and remembers its ids; safe to use from several threads."""
 
     def __init__(self, tokenizer: Any, *, max_tokens: int = MAX_TOKENS) -> None:
         super().__init__(tokenizer)
@@ -116,7 +120,7 @@ WRITTEN_AS_TEXT = frozenset(
 
 
 class PlainText(_Wrapper):
-    """The tokenizer underneath, except that `encode` treats marks that templates set by id as letters.
+    """A tokenizer that encodes the marks that templates set by id as letters.
 
     A text without such a mark keeps its ids.
     """
@@ -128,18 +132,18 @@ class PlainText(_Wrapper):
         self._mark = re.compile(f"(?={'|'.join(map(re.escape, self._marks))})")
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Return the ids of `text`, in which a mark is the letters it is written with."""
+        """Return the ids of `text`, with each mark encoded as its letters."""
         assert not add_special_tokens  # templates write their own
         if not any(mark in text for mark in self._marks):
             return self._ids(text)
-        # A mark that is cut behind its first letter is plain text; the tokenizer itself can ignore all marks or none.
+        # A mark that is cut after its first letter is plain text; the tokenizer itself can ignore all marks or none.
         cuts = [0, *(found.start() + 1 for found in self._mark.finditer(text)), len(text)]
         return list(chain.from_iterable(self._ids(text[start:end]) for start, end in pairwise(cuts)))
 
     def _ids(self, text: str) -> list[int]:
         if self._fast is None:
             return list(self._tokenizer.encode(text, add_special_tokens=False))
-        # Without offsets, which is a third less work.
+        # Encoding without offsets is a third less work.
         return list(self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
@@ -165,7 +169,7 @@ class TemplateTokenizer(_Wrapper):
         self._always_marked = always_marked
 
     def seal(self) -> None:
-        """From now on marks in text are letters."""
+        """Encode marks in text as letters from now on."""
         self._encoder = self._tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
@@ -236,7 +240,7 @@ def _kinds(decoder: dict[str, Any]) -> set[str]:
 
 @cache
 def _of_letters() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level vocabulary stands for; unprintable ones are letters from 256."""
+    """Return the byte for each letter of a byte-level vocabulary; letters from 256 on stand for unprintable bytes."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + at): byte for at, byte in enumerate(others)}

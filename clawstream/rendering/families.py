@@ -1,7 +1,8 @@
-"""Which family's template a model folder has, and what the renderers package lacks of GPT-OSS's and Mistral's.
+"""Which family's template a model folder has; GPT-OSS's vocabulary and Mistral's calls for the renderers package.
 
-Mistral's calls have two formats, both after the token `[TOOL_CALLS]`: a JSON list of `{"name", "arguments", "id"}`; and
-newer, each call after a mark of its own, `name[ARGS]{...}`, with `[CALL_ID]id` before the arguments in some versions.
+Mistral writes calls in two formats. The older one is a `[TOOL_CALLS]` and a JSON list of `{"name", "arguments", "id"}`.
+In the newer one each call has a `[TOOL_CALLS]` of its own and is `name[ARGS]{...}`; some versions put `[CALL_ID]id`
+before `[ARGS]`.
 """
 
 import base64
@@ -89,7 +90,7 @@ class MistralToolParser:
 
 
 def _listed(text: str) -> Iterator[ParsedToolCall]:
-    """The calls of a JSON list, up to where the JSON breaks."""
+    """Yield the calls of a JSON list, up to the place where the JSON breaks."""
     at = text.index("[") + 1
     while not text.startswith("]", at := _end_of(_BETWEEN, text, at)):
         try:

@@ -1,8 +1,8 @@
 """A client's messages and options as a family's template takes them. Pure.
 
 Messages that a template can't take are rewritten, never refused; equal histories get equal ids of calls. The template
-itself is probed, as checkpoints of one family differ. A request sets only variables that the model's own template
-names: `apply_chat_template` also takes arguments that replace the template or pad a prompt to any length.
+itself is probed, as checkpoints of one family differ. A request may set only the variables that the model's own
+template names: `apply_chat_template` also takes arguments that replace the template or pad a prompt to any length.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _NUMBERED = re.compile(r"functions\.[^:]+:\d+")
 
 
 def fitted(messages: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[str, Any]]:
-    """Return `messages` with ids, and names of results, in the family's form; most families take any."""
+    """Return `messages` with the ids of calls and the names of results in the family's form; most take any."""
     form = _FORMS.get(family)
     if form is None:
         return list(messages)
@@ -145,7 +145,7 @@ def _shown_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _printable_json(text: str) -> str:
-    """The JSON unchanged, unless it escapes unprintable characters."""
+    """Return the JSON text, changed only if it escapes unprintable characters."""
     if "\\u" not in text:
         return text
     with suppress(ValueError, RecursionError):
@@ -204,7 +204,7 @@ def template_variables(
 
 
 def template_options(asked: object, variables: frozenset[str] | None) -> Mapping[str, Any]:
-    """Return the part of `asked` that reaches the template; `variables` are its names, None: the family checks names.
+    """Return the part of `asked` for the template; `variables` are the template's. None: the family checks names.
 
     A switch for thinking is dropped for a template without one, since clients send it to every model. Raises
     UnrenderableRequest for any other name, and for values that are not plain or too large.
@@ -231,7 +231,7 @@ def template_options(asked: object, variables: frozenset[str] | None) -> Mapping
 
 
 def _problem(value: object) -> str | None:
-    """Why a template may not get the value; None: it may."""
+    """Return why a template may not get the value; None: it may."""
     match value:
         case None | bool():
             return None
