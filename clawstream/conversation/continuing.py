@@ -1,9 +1,9 @@
 """Prompts that continue sampled tokens, and which answers of a history the policy sampled. Pure.
 
-A prompt is the template's rendering of all messages before the first such answer; then, for each such answer, its
-sampled ids and the template's text up to the next one. Equal requests after equal answers give equal token ids, so
-whoever reads the log gets the gateway's ids again. An answer is recognised by its text, its calls and the message
-before it, since clients rewrite the rest.
+A prompt begins with the template's rendering of all messages before the first answer that the policy sampled. Then
+come, for each sampled answer, its ids and the template's text up to the next one. Equal requests after equal answers
+give equal token ids, so readers of the log get the gateway's ids again. An answer is recognised by its text, its calls
+and the message before it, since clients rewrite the rest.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class EchoedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echoes:
-    """The answers that can stand as sampled: all behind the last one that can't."""
+    """The answers of a history that can stand as sampled: all after the last one that can't."""
 
     found: tuple[EchoedAnswer, ...]
     unbroken: bool  # no other answer is in the history
@@ -52,7 +52,7 @@ class Echoes:
 def answered(
     newest_first: Iterable[Message], options: Mapping[str, Any], message: Message, output_ids: TokenIds
 ) -> ShownAnswer:
-    """Return the answer `message` to a request; of its messages no more are taken than needed."""
+    """Return the answer `message` to a request; no more of the request's messages are read than needed."""
     return ShownAnswer(
         message=message,
         output_ids=output_ids,
@@ -120,14 +120,14 @@ class Renderer(Protocol):
         between: Sequence[Message],
         options: Mapping[str, Any],
     ) -> TokenIds | None:
-        """The ids behind `prompt_ids`: `output_ids`, `between`, and the cue for an answer; None: it can't go on."""
+        """The ids after `prompt_ids`: `output_ids`, `between`, and the cue for an answer; None: it can't go on."""
 
 
 class PromptOrigin(StrEnum):
     """How a prompt was made."""
 
     CONTINUED = "continued"  # every answer in the history stands in it as sampled
-    SPLICED = "spliced"  # the last ones do, behind a rendered history
+    SPLICED = "spliced"  # only the last answers do, after a rendered history
     RENDERED = "rendered"  # the history has no answer, or no answer of this session is known
     FALLBACK = "fallback"  # answers of this session are known, and none could be used
 
@@ -142,7 +142,7 @@ class Request:
 
 
 class _Step(NamedTuple):
-    """An answer, and the digest of its echoed call ids, the messages up to the next answer, and the next's template."""
+    """An answer, and a digest of its echoed call ids, the messages up to the next answer and that one's template."""
 
     answer: ShownAnswer
     digest: bytes
@@ -229,7 +229,7 @@ def _splice(
 
 
 def _begin(renderer: Renderer, request: Request, used: Sequence[EchoedAnswer]) -> TokenIds:
-    """The prompt up to the first echo, with the cue that asked for that answer."""
+    """Return the prompt up to the first echo, with the cue that asked for that answer."""
     if not used:
         return renderer.prompt_ids(request.messages, request.options)
     first = used[0]
@@ -239,7 +239,7 @@ def _begin(renderer: Renderer, request: Request, used: Sequence[EchoedAnswer]) -
 def _bridge(
     renderer: Renderer, request: Request, used: Sequence[EchoedAnswer], number: int, prompt_ids: Sequence[int]
 ) -> TokenIds | None:
-    """The ids behind the prompt so far: the answer as sampled, and all up to the cue for the next answer."""
+    """Return the ids after the prompt so far: the answer as sampled, and all up to the cue for the next answer."""
     at, answer = used[number]
     options, end = request.options, len(request.messages)
     if number + 1 < len(used):
@@ -272,7 +272,7 @@ def _call_ids(echo: Message) -> bytes:
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:
-    """Hash the parts: a session is remembered for a day, and one message may be 8 MB."""
+    """Return a hash of the parts: a session is remembered for a day, and one message may be 8 MB."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         found.update(len(part).to_bytes(8, "big"))

@@ -1,13 +1,10 @@
-"""Whole requests from exchanges that hold only what is new, how much a later one repeats, and what folds share. Pure.
+"""Whole requests from recorded ones, how much of a request a later one repeats, and a session's second looks. Pure.
 
-The gateway writes what `shorten` returns, and every reader gets the request back by `whole`: for any request and parent
-`whole(parent, shorten(request, parent)) == request`, byte for byte.
-
-Only messages of the conversation are compared, and of a user's message each line that the person wrote. Clients join
-messages of one role, drop some, and put a summary in the place of the first ones.
-
-Only the turns that preceded `TurnsSettled` on the topic count for a second look, so the same turn is chosen whatever
-else has arrived. Facts of a past life that a killed stage writes again don't count in the session's next life.
+The gateway writes what `shorten` returns, and every reader gets the same request back, byte for byte, by `whole`. Two
+requests are compared by the conversation's messages, and a user's message by each line that the person wrote: clients
+join messages of one role, drop some, and replace the first ones by a summary. A second look counts only the turns
+before `TurnsSettled` on the topic, so its choice does not depend on what else has arrived. Facts of a past life that a
+killed stage writes again don't count in the session's next life.
 """
 
 import operator
@@ -162,12 +159,12 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """How a history goes on behind an earlier request's messages."""
+    """How a history goes on after an earlier request's messages."""
 
-    last: int  # index of the last message in it that was asked
+    last: int  # index in the history of the last message that the request had
     found: Said | None  # the first new unit; None: nothing is new
-    num_lines: int  # of `found`'s message, lines that were asked before: the client joined both
-    exact: bool  # exactly what was asked precedes `found`
+    num_lines: int  # lines of `found`'s message that the request had: the client joined two messages
+    exact: bool  # exactly the request's messages precede `found`
 
 
 def said(messages: Sequence[bytes], start: int = 0) -> list[Said]:
@@ -193,7 +190,7 @@ def starts_with(now: Sequence[Said], before: Sequence[Said]) -> bool:
 
 
 def left_of(before: Sequence[Said], now: Sequence[Said]) -> tuple[int, int]:
-    """Return how many leading units of `now` are left of `before` after dropping some, and how far into `before`.
+    """Return how many leading units of `now` occur in `before` in this order, and how far into `before` they reach.
 
     Each unit is matched as early in `before` as possible.
     """
@@ -207,9 +204,9 @@ def left_of(before: Sequence[Said], now: Sequence[Said]) -> tuple[int, int]:
 
 
 def continued(asked: Sequence[bytes], history: Sequence[bytes]) -> Continued | None:
-    """Return how `history` goes on behind the messages `asked`; None where the person's last one can't be found.
+    """Return how `history` goes on after the messages `asked`; None if it lacks the person's last message of these.
 
-    Messages before and behind that one may have been dropped, or replaced by a summary.
+    The other messages may have been dropped, or replaced by a summary.
     """
     same = num_equal(asked, history)
     before, now = said(asked, same), said(history, same)
@@ -227,7 +224,7 @@ def continued(asked: Sequence[bytes], history: Sequence[bytes]) -> Continued | N
 
 
 def reaction(asked: Sequence[bytes], history: Sequence[bytes], next_state: Sequence[int]) -> tuple[Message, ...]:
-    """Return the messages that followed an answer to `asked` that was cut off.
+    """Return the messages of `history` that followed a cut-off answer to `asked`.
 
     Where the client joined the first of them to the question, the question's lines are left out.
     """
@@ -279,13 +276,14 @@ def only(known: Mapping[_K, _V], wanted: Callable[[_K], bool]) -> Mapping[_K, _V
 
 
 def changed(before: _State, after: _State) -> _State:
-    """Return `after`; `before` where all fields are the same objects, so that nothing was learned."""
+    """Return `after`, or `before` if all fields are the same objects: then nothing was learned."""
     return before if all(map(operator.is_, before, after)) else after
 
 
 class SettledTurns(NamedTuple):
-    """A TurnsSettled: it came after `num_turns` of the session's turns, of which the first `start` are of an earlier
-    life of the session, one that the client had said was done.
+    """A TurnsSettled, which came after the session's first `num_turns` turns.
+
+    The first `start` of these are of earlier lives of the session, which the client had said were done.
     """
 
     settled: TurnsSettled
@@ -340,7 +338,7 @@ def second_looks(
     hints: Mapping[str, Hint],
     looks: Mapping[str, VerdictReached],
 ) -> SecondLooks:
-    """Return the second looks that a session is due.
+    """Return the second looks that are due in a session.
 
     `turns` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
     At each mark a session without a sample gets one more look, but no turn gets two. Interrupted answers don't count
@@ -355,7 +353,7 @@ def second_looks(
         whole = [turn.turn_id for turn in seen if not turn.interrupted]
         if any(isinstance(hints[turn], HintFound) or verdicts[turn].score in (-1, 1) for turn in whole):
             continue
-        # Most readable votes for or against it; of equals `max` keeps the earliest.
+        # The turn with most votes for or against it; of equals `max` keeps the earliest.
         best = max(whole, key=lambda turn: verdicts[turn].num_positive + verdicts[turn].num_negative, default=None)
         if best is None or best in due or mark.start in served:
             continue

@@ -1,10 +1,9 @@
 """The messages of a request: who wrote what, which are the conversation, and their content in comparable form. Pure.
 
 An answer is recognised by its content: clients rewrite ids of tool calls, leave reasoning out and send text as parts.
-No part of the conversation: a client's own questions (such as a heartbeat) with their answers, system messages, and
-blocks for one request alone. A client's report (a helper's result, an interruption) is the environment's; what it
-writes for the model alone is gone from its next history. The patterns are those of OpenClaw 2026.9.6, Codex and Claude
-Code.
+The conversation leaves out system messages, a client's own questions (such as a heartbeat) with their answers, and
+blocks that a client writes for one request alone. A client's report (a helper's result, an interruption) counts as the
+environment's. The patterns are those of OpenClaw 2026.9.6, Codex and Claude Code.
 """
 
 import json
@@ -95,7 +94,7 @@ class Author(StrEnum):
 
     PERSON = "person"
     ENVIRONMENT = "environment"
-    CLIENT = "client"  # for the model alone, or to the client alone
+    CLIENT = "client"  # the client, for the model alone; or a person, to the client alone
 
 
 class MessagePiece(NamedTuple):
@@ -106,7 +105,7 @@ class MessagePiece(NamedTuple):
 
 
 def written(text: str) -> MessagePiece | None:
-    """Return who wrote a part of a user's message, and what; None: it is empty or only says where the client runs."""
+    """Return a part of a user's message with its author; None: it is empty or only says where the client runs."""
     own = _TIME.sub("", _RUNTIME.sub("", text)).strip()
     said = _BLANK.sub("\n\n", _REMINDER.sub("", _QUEUED.sub("", _CONTEXT.sub("", own)))).strip()
     said = _called(said) if _COMMAND_TAG.match(said) else said
@@ -118,7 +117,7 @@ def written(text: str) -> MessagePiece | None:
 
 
 def _called(said: str) -> str:
-    """Return a command as the person typed it, and the text behind it; only that text for a command without words."""
+    """Return a command as the person typed it, and the text after it; for a command without words only that text."""
     tags = {match[1]: match[2].strip() for match in _COMMAND_TAG.finditer(said)}
     typed = f"{tags.get('name', '')} {tags['args']}" if tags.get("args") else ""
     return f"{typed}\n{_COMMAND_TAG.sub('', said)}".strip()
@@ -143,10 +142,10 @@ class ComparableCall:
 
 
 def parse(raw: bytes, what: str = "a message") -> Message:
-    """Return the message whose JSON is `raw`; lone surrogates survive. It is shared: never change it.
+    """Return the message whose JSON is `raw`; lone surrogates survive. Callers share the message: never change it.
 
-    Raises UnusableExchange, whose text names it by `what`, for anything but a message; the gateway records no such
-    thing, so the record is damaged.
+    Raises UnusableExchange for anything but a message: the gateway records messages only, so the record is damaged.
+    The error names the message by `what`.
     """
     return _parsed_before(raw, what) if len(raw) <= _REMEMBERED_BYTES else _parsed(raw, what)
 
@@ -260,7 +259,7 @@ def normal_call_id(call_id: str) -> str:
 
 
 def same_answer(answer: Message, echo: Message) -> bool:
-    """Return whether `echo` is `answer` come back in a history.
+    """Return whether `echo`, a message of a history, is `answer`.
 
     Outer white space and reasoning don't count, and tool calls are the same when names and arguments are: some clients
     give every call an id of their own.
@@ -333,7 +332,7 @@ def _belongs(message: Message) -> bool:
 
 
 def _is_aside(before: Sequence[bytes]) -> bool:
-    """Return whether the message behind `before` answers a question of the client's own."""
+    """Return whether the message after `before` answers a question of the client's own."""
     for raw in reversed(before):
         message = parse(raw)
         if role_of(message) == "user" and _belongs(message):
