@@ -1,7 +1,7 @@
 """Exchanges: one request and what was answered, as the gateway saw it; and the end of a session.
 
-An exchange holds what is new. `RequestDelta` names the parent exchange and how much of its request is kept;
-`clawstream.conversation.history` rebuilds whole requests.
+An exchange holds only the new part of its request. `RequestDelta` names the parent exchange and how much of the
+parent's request is kept; `clawstream.conversation.history` rebuilds whole requests.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class VersionSpan:
     num_tokens: int
 
 
-GREEDY_BELOW = 1e-6  # at temperatures below this the likeliest token is drawn, its log-prob being that of 1
+GREEDY_BELOW = 1e-6  # below this temperature the likeliest token is drawn, with its log-prob at temperature 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class TokenBias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What changes the distribution from the policy's own, under SGLang's names; at most one grammar is set."""
+    """The parameters that change the policy's own distribution, by SGLang's names; at most one grammar is set."""
 
     frequency_penalty: float = 0.0  # subtracted from a token's logit per occurrence in the answer
     presence_penalty: float = 0.0  # subtracted once if the token occurs in the answer
@@ -165,7 +165,7 @@ class ExchangeFailed(_ExchangeEvent):
     output_ids: TokenIds  # what had been sampled by then
     received_at_ms: int
     finished_at_ms: int
-    message: bytes | None = None  # as JSON, what a client that left had been sent; None: nothing, or several answers
+    message: bytes | None = None  # as JSON, the part sent to a client that left; None: nothing, or several answers
     num_sent_tokens: int | None = None  # so many output_ids were sent; None, here and in the next three: no `message`
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
     versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile

@@ -1,6 +1,7 @@
 """Votes, verdicts, hints, teachers' scores and feedback: what models and people said of a turn.
 
-Revision 0 of a turn is the ordinary look; revision 1 is the floor's second look, at a session that gave no sample.
+Revision 0 is the ordinary look at a turn. Revision 1 is a second look, at one turn of a session that gave no sample;
+other modules call this rule "the floor".
 """
 
 import struct
@@ -91,7 +92,7 @@ class VoteCast(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TurnJudged(SessionEvent):
-    """What came of one question about a turn to one judge."""
+    """The outcome of one question to one judge about a turn."""
 
     IDENTITY: ClassVar = ("turn_id", "judge", "prompt_version", "revision")
 
@@ -124,7 +125,7 @@ class HintFound(_TurnJudged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintAbsent(_TurnJudged):
-    """This turn's next state gave no hint, and why."""
+    """The reason why a turn's next state gave no hint."""
 
     reason: HintAbsence
     num_offered: int
@@ -151,7 +152,7 @@ class TeacherScored(_TurnJudged):
 
     @property
     def scoring_id(self) -> str:
-        """The id of the question: what was to be scored and by whom, whatever the outcome."""
+        """The id of what was to be scored and by whom, whatever the outcome."""
         asked = (self.turn_id, self.judge, self.prompt_version, self.revision)
         return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self.scored_sha256)
 
@@ -171,7 +172,7 @@ def scoring_id_of(
 
 
 def sha256_of(*token_ids: TokenIds) -> str:
-    """Return the hash of sequences of token ids; it differs if they are divided otherwise."""
+    """Return the hash of sequences of token ids; the same ids in other sequences have another hash."""
     digest = sha256()
     for ids in token_ids:
         digest.update(struct.pack(f"<q{len(ids)}i", len(ids), *ids))

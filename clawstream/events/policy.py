@@ -14,7 +14,7 @@ from clawstream.events.base import PolicyEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseNamed(PolicyEvent):
-    """A part that found no base named names its own. The first of each hash on the log counts; no other is accepted.
+    """The base of a policy, named by a part that found none on the log; of each hash only the first ever counts.
 
     A part that has no weights at hand names the tokenizer alone.
     """
@@ -66,8 +66,8 @@ class BatchPlanned(_VersionEvent):
     seed: int
     settings: bytes  # the training settings, as JSON
     planned_at_ms: int  # since the epoch, UTC
-    replay: str | None = None  # whose samples they are; None: the live ones
-    rollback: int | None = None  # the number of the rollback that it carries out, without samples; None: no rollback
+    replay: str | None = None  # the replay that the samples are of; None: the live ones
+    rollback: int | None = None  # the number of the rollback that this plan is, without samples; None: no rollback
     turns: tuple[PlannedTurn, ...]  # of the samples, in their order
     advantages: tuple[float, ...] | None = None  # of the samples, in their order; None: computed from the rewards
 
@@ -83,7 +83,7 @@ class StepTaken(_VersionEvent):
     num_tokens_dropped: int  # not trained: a log-prob was missing or not finite
     loss_nats: float | None  # None: no token could be trained on, so the weights stayed
     kl_reference_nats: float | None  # None: nothing was trained on, or no reference was asked for
-    mean_gap_nats: float | None  # teacher - old; None: no hint counts by it
+    mean_gap_nats: float | None  # teacher - old; None: no hint counts by its gap
     mean_reward: float | None  # None: no sample has a reward
     clipped_share: float | None  # None: nothing can be clipped, as with one step a batch
     grad_norm: float | None  # before clipping; None: nothing was trained on
@@ -92,7 +92,7 @@ class StepTaken(_VersionEvent):
     max_versions_behind: int
     step_ms: int
     taken_at_ms: int
-    entropy_nats: float | None = None  # the policy's mean over trained tokens; None: none was
+    entropy_nats: float | None = None  # the policy's mean over trained tokens; None: there were none
     behaviour_kl_nats: float | None = None  # sampled - old, a token: how far the engine's policy was from the trainer's
     mean_response_tokens: float | None = None  # of the answers trained on
     weights_changed_share: float | None = None  # of the published numbers; None: no step was taken
@@ -102,7 +102,7 @@ class StepTaken(_VersionEvent):
 class StepRejected(_VersionEvent):
     """A plan's step would have harmed the policy: its version does not exist, and the policy is unchanged."""
 
-    num_samples: int  # used up by it
+    num_samples: int  # used up by the plan
     reason: str
     step_ms: int
     rejected_at_ms: int
