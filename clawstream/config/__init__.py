@@ -1,4 +1,4 @@
-"""Settings: one TOML, read once by the command line, overridden by CLAWSTREAM_* variables.
+"""Settings: one TOML file, read once by the command line; CLAWSTREAM_* variables override it.
 
 Nothing else reads the environment. An unknown key is an error. Every stage gets its own section and nothing else.
 `CLAWSTREAM_GATEWAY__PORT=8080` overrides `port` under `[gateway]`; CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are
@@ -160,7 +160,7 @@ class Settings(BaseSettings):
 
 
 def load(path: Path | None) -> Settings:
-    """Return the settings in the file (TOML, or JSON as `dump` writes it), or the defaults, and what overrides them.
+    """Return the settings: variables override the file (TOML, or JSON as `dump` writes it), and it the defaults.
 
     Raises ConfigError naming the key, what was found and what is allowed.
     """
@@ -197,7 +197,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown_variables() -> None:
-    """Refuse CLAWSTREAM_* variables that override nothing, as they are typing errors."""
+    """Raise ConfigError for CLAWSTREAM_* variables that override nothing: they are typing errors."""
     fields = Settings.model_fields
     known = {f"{PREFIX}{name}".upper() for name in fields}
     for name, field in fields.items():

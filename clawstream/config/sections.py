@@ -14,7 +14,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def _refuse_userinfo(name: str, url: str, key: str) -> None:
-    """Addresses are shown in pages, logs and events."""
+    """Raise ValueError for a user name or password in `url`: addresses are shown in pages, logs and events."""
     if _USERINFO.match(url):
         raise ValueError(
             f"{name} holds a user name or a password, and addresses are shown in logs, pages and events: take it out "
@@ -157,12 +157,12 @@ class JudgeSettings(Section):
 
     @property
     def needed_for_a_hint(self) -> int:
-        """The hints' quorum in force."""
+        """How many votes have to offer a hint."""
         return self.needed if self.hint_quorum is None else self.hint_quorum
 
 
 class TeacherSettings(Section):
-    """An engine that is the teacher, in place of the trainer: SGLang's dialect, and the policy's own tokenizer."""
+    """An engine as the teacher, in place of the trainer; it speaks SGLang's dialect and has the policy's tokenizer."""
 
     url: str | None = Field(None, description='of the engine that training.teacher = "engine" has weigh hints')
     model: str = Field("teacher", description="names it on the log, with its address")
@@ -211,6 +211,6 @@ class WeightsSettings(Section):
 
 
 class MonitorSettings(Section):
-    """The live windows; they are for this machine, at 127.0.0.1 and behind no key."""
+    """The live windows; no key guards them, so only this machine can reach them, at 127.0.0.1."""
 
     port: int = Field(30066, ge=0, le=65535, description="that it listens on; 0: any free one")

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from clawstream.config.sections import Section
 
-IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method
+IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
     "topk": (
         ("loss", "w_binary"),
         "how advantages act, and method = 'topk' has none: it brings whole distributions together",
@@ -52,7 +52,7 @@ class RewardsSettings(Section):
 
     @property
     def weights(self) -> dict[str, float]:
-        """By source."""
+        """The weights, by source."""
         return self.model_dump(include={"judge", "person", "environment", "heuristic"})
 
 
@@ -63,8 +63,8 @@ class TrainingSettings(Section):
     max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
     group_wait_s: float = Field(
         1800.0,
-        gt=600,  # after which judges say nothing new of an attempt
-        le=7 * 86_400,  # for which an attempt is known
+        gt=600,  # judges say nothing new of an attempt after that
+        le=7 * 86_400,  # an attempt is forgotten after that
         description="after a group's first attempt ended, for the others to end and for outcomes",
     )
     max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
@@ -186,7 +186,7 @@ class TrainingSettings(Section):
 
     @property
     def weights(self) -> tuple[float, float]:
-        """(binary, opd), as the method says."""
+        """The weights of rewards and hints, (binary, opd), under the method."""
         binary = 0.0 if self.method in ("opd", "topk") else self.w_binary
         opd = 0.0 if self.method in ("binary", "stepwise") else self.w_opd
         return binary, opd
