@@ -160,7 +160,7 @@ class Settings(BaseSettings):
 
 
 def load(path: Path | None) -> Settings:
-    """Return the settings: variables override the file (TOML, or JSON as `dump` writes it), and it the defaults.
+    """Return the settings: from variables, else from the file (TOML, or JSON as `dump` writes it), else the defaults.
 
     Raises ConfigError naming the key, what was found and what is allowed.
     """

@@ -10,7 +10,7 @@ from clawstream.events.samples import OffDistribution, RewardWeights
 
 
 class VotesFrom(StrEnum):
-    """Where a replay has its votes from."""
+    """Where the votes of a replay come from."""
 
     LOG = "log"  # the recorded votes are aggregated again
     NEW = "new"  # a judge is asked

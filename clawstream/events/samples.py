@@ -11,7 +11,7 @@ from clawstream.events.exchanges import Sampling, VersionSpan
 class RefusalReason(StrEnum):
     """Why a turn, or a whole session, gives no sample."""
 
-    NO_SIGNAL = "no_signal"  # neither a hint nor a verdict of -1 or 1
+    NO_SIGNAL = "no_signal"  # neither a hint, nor a verdict of -1 or 1, nor a score by feedback
     NO_NEXT_STATE = "no_next_state"  # the session ended and no turn of it was paired
     FLOOR_UNDECIDED = "floor_undecided"  # the floor's second look gave no -1 or 1 either
     EMPTY_ANSWER = "empty_answer"
@@ -31,7 +31,7 @@ class OffDistribution(StrEnum):
 
     REFUSE = "refuse"
     HINT_ONLY = "hint_only"  # a sample without its reward
-    GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway changes the sampling so that none comes about
+    GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway changes the sampling so that there are none
 
 
 NOBODY = "nobody"  # a sample's `judge` where no judge was asked
@@ -51,8 +51,8 @@ class RewardWeights:
 class SampleAssembled(SessionEvent):
     """One trainable turn: tokens exactly as sampled, and the reward, the hinted prompt, or both.
 
-    Both are absent where feedback took back what an earlier revision said. The newest revision of a turn is in force:
-    that of the last look, and within one look the sample that knows the most feedback.
+    Both are absent where feedback took back what an earlier revision said. Of a turn's revisions the newest counts, the
+    one of the last look, and within one look the sample that knows the most feedback.
 
     The model is trained on `response_ids` after `prompt_ids`; its teacher is the model that sees `hinted_prompt_ids`
     instead. `sample_id` is the event's id. A refreshed answer to the turn's prompt has a sample of its own, with
@@ -75,7 +75,7 @@ class SampleAssembled(SessionEvent):
     policy_id: str
     versions: tuple[VersionSpan, ...]
     num_earlier_turns: int  # main turns of the session before this one; 0: its first answer
-    total_reward: float | None  # -1 to 1, what all parts come to; None: they say nothing
+    total_reward: float | None  # the weighted sum of all parts, -1 to 1; None: no part counts
     person_reward: float | None = None  # the newest score by this source; None: it gave none
     environment_reward: float | None = None
     heuristic_reward: float | None = None
@@ -86,7 +86,7 @@ class SampleAssembled(SessionEvent):
     student_version: int | None = None  # of the policy that made those; None exactly when the other three are
     group_id: str | None = None  # the task that its session is an attempt at; None: of no group
     step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
-    refreshed_id: str | None = None  # the refreshed answer that it is of; None: it is of the turn's own
+    refreshed_id: str | None = None  # the refreshed answer that this is a sample of; None: of the turn's own answer
 
     @property
     def learned_reward(self) -> float | None:

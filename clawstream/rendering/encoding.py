@@ -1,6 +1,6 @@
 """A model's tokenizer: how it is loaded, and how templates encode with it.
 
-A mark is a token of the template's. Only the template puts marks into a prompt: in a message's text they are letters.
+A mark is a special token, as `<|im_start|>` is. Only the template puts marks into a prompt; in texts they are letters.
 Marks that templates themselves write as text (of thinking and of tool calls) can't be told from a user's, and stay
 marks. A template's code walks over each id several times, but never looks at the ids of plain text. So a long text
 passes through it as one id, a LongText, which `spread` replaces by its ids. A folder's own Python code is run only
@@ -120,7 +120,7 @@ WRITTEN_AS_TEXT = frozenset(
 
 
 class PlainText(_Wrapper):
-    """A tokenizer that encodes the marks that templates set by id as letters.
+    """A tokenizer that encodes marks as letters, apart from those that templates write as text.
 
     A text without such a mark keeps its ids.
     """

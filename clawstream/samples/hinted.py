@@ -1,8 +1,8 @@
 """The prompt with the hint in it, the question to a teacher about it, and which tokens are trained on. Pure.
 
-A token without the log-prob of the policy that sampled it is not trained on; no number stands in for a missing one.
 The hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the same sampled
-answers; where that way does not reproduce the recorded prompt, there is no hinted prompt.
+answers; if that way does not reproduce the recorded prompt, there is no hinted prompt. A token without the log-prob of
+the policy that sampled it is not trained on; no number stands in for a missing one.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPr
 
 
 def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
-    """Return 1 for each output token that is trained on and 0 for the others, or why none is."""
+    """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on."""
     message = parse(answer.message)
     if not answer.output_ids or not (text_of(message).strip() or tool_calls_of(message)):
         return RefusalReason.EMPTY_ANSWER
@@ -145,7 +145,7 @@ def _extended(content: Any, addition: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """A question to a teacher, and to the policy's engine."""
+    """A request for scores of one answer, to a teacher and to the policy's engine."""
 
     session_id: str
     key: VerdictKey  # whose hint it is

@@ -1,4 +1,4 @@
-"""The facts of a session that samples are joined from, read from six topics in any order, and their reward. Pure.
+"""The facts from which a session's samples are joined, read from six topics in any order, and the reward. Pure.
 
 Of two facts with the same identity the first counts, so reading a record again changes nothing. Of a source's scores
 the newest by topic order counts; a missing score is absent, never 0. A sample's `num_feedback` is the number of score

@@ -1,4 +1,4 @@
-"""What a log is: the surface that stages, gateway, projector and trainer use, on Kafka and in memory alike.
+"""The interface of a log, which stages, gateway, projector and trainer use; Kafka's and the one in memory have it.
 
 Both logs pass the tests in tests/parts/stream/contract. Bytes that can't be read are a value, not an exception; the
 reader decides what becomes of them. A reader goes on where it stopped only on the log that it stopped on: another log,
@@ -177,7 +177,7 @@ class Log(Protocol):
         attempt: int = 1,
         rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
-        """Copy the record to its topic's dead-letter queue, acknowledged; see dead_letters/records.py."""
+        """Copy the record to its topic's dead-letter queue, acknowledged; see dead_letters.py."""
 
     async def mark(self, marks: "Sequence[DeadLetterMark]") -> None:
         """Write marks into the dead letters' queues, acknowledged."""

@@ -3,7 +3,7 @@
     step(state of the key, record) -> Step(state, events to write, calls to make)
 
 Rules that make a stage safe to kill at any point and to run on any number of workers:
-- `step` depends on nothing but its arguments, so a record that is read again gives the same events.
+- `step` depends on nothing but its arguments, and an event that is written again is the same event, with the same id.
 - Records of one topic and key come in log order; records of different topics come in any order, so a stage that joins
   topics gives the same events whichever side comes first.
 - A record is done when its events are acknowledged, its calls have returned, and the events of those calls are

@@ -3,8 +3,8 @@
 A folder is written beside its place, the manifest last, and renamed once every file is on disk. So a folder whose
 manifest agrees with its files is complete; any other is refused or skipped.
 
-GET /versions/v000007/manifest.json, then each file that it names. Nothing else of the disk can be asked for. An
-interrupted download goes on where it stopped (RFC 9110, 14: Range).
+Another machine fetches GET /versions/v000007/manifest.json, then each file that the manifest names. Nothing else of the
+disk can be fetched. An interrupted download goes on where it stopped (RFC 9110, 14: Range).
 """
 
 import hashlib
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files but the manifest."""
+        """The size of all files but the manifest."""
         return sum(file.num_bytes for file in self.files)
 
     @property

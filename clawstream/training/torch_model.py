@@ -1,12 +1,10 @@
 """A Hugging Face causal model as training needs it, with attention over packed rows.
 
-It is registered with transformers, so every family that looks its attention up there uses it. Torch's own attention is
-called for each block of the row, with a mask of that block or none: no mask grows with the square of the row, and
-segments that see nothing of each other are not multiplied. The keys and values that a masked block sees are gathered
-again for the backward pass: to keep them would copy, for each block, all that stands before it. Q tokens of a block, S
-tokens they may see, L of the row.
-
-B rows, L tokens of a row, N response tokens of all rows, V the vocabulary, H the model's width.
+The attention is registered with transformers, so every family that looks its attention up there uses it. It calls
+torch's own for each block of the row, with a mask of that block or none: no mask grows with the square of the row, and
+segments that see nothing of each other are not multiplied. The backward pass gathers a masked block's keys and values
+again, as keeping them would copy, for each block, all that stands before it. B rows, L tokens of a row, Q tokens of a
+block, S tokens they may see, N response tokens of all rows, V the vocabulary, H the model's width.
 """
 
 import logging

@@ -2,8 +2,8 @@
 
 Each engine is asked what it serves, so one that comes back with old weights is brought up to date like any other. An
 engine that answers nothing for TURN_S in the middle of its turn loses the turn. A process killed in a swap may have
-left an engine paused, so each engine is told to resume first. A takeover empties the engine's cache after our start,
-after an error, or if the engine serves something else than the log says: a gateway may have cached requests of older
+left an engine paused, so each engine is told to resume first. After our start, after an error, or if an engine serves
+something else than the log says, the next takeover empties its cache: a gateway may have cached requests of older
 weights under keys that name newer ones.
 """
 

@@ -1,15 +1,11 @@
 """Weights and adapters between Hugging Face files and the processes that hold parts of them.
 
-Every parameter joins some Hugging Face tensors along their first axis. An index lists the rows that a process holds of
-them (or the columns, of a matrix that is multiplied from the other side). The same index takes a weight, or anything of
-its shape, apart and puts it gathered again.
-
-The processes that share a stage's tensors, in all copies of the model, divide the work: each puts some of the tensors
-gathered and writes them. A kind of tensor is a prefix of its name, as in `exp_avg/model.norm.weight`.
-
-A matrix here may be several of Hugging Face's, joined by row; each of those has its own adapter, and their factors are
-joined too. If a matrix is cut by row, each of its processes has the whole factor `down`, and `up` is cut alike; if it
-is cut by column, `up` is whole. O rows of this process, C its columns, P matrices that are joined, R the rank.
+A parameter here is some Hugging Face tensors joined along their first axis. An index lists the rows (of some matrices
+the columns) that a process holds; by it a weight, or anything of its shape, is taken apart and gathered again. All
+processes with parts of a stage's tensors divide the gathering and writing. A kind of tensor is a prefix of its name, as
+in `exp_avg/model.norm.weight`. Each joined tensor has an adapter of its own, and the adapters' factors are joined too:
+a matrix cut by row has `up` cut alike and `down` whole; one cut by column has `up` whole. O rows of this process, C its
+columns, P joined matrices, R the rank.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,13 +32,13 @@ from clawstream.training.processes import gathered
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSource:
-    """Where a parameter of this stage comes from."""
+    """The Hugging Face tensors that a parameter of this stage is made of."""
 
     names: tuple[str, ...]  # Hugging Face's, joined along the first axis
     rows: tuple[int, ...]  # of each of them
     axis: int | None  # along which processes hold different parts; None: all hold the whole
     indices: tuple[Tensor, ...]  # what each process holds along the axis of what is joined; -1: nothing, padding
-    copied: bool = False  # another stage holds the same, and writes it
+    copied: bool = False  # another stage holds the same parameter, and writes it
 
     def part(self, joined: Tensor, rank: int) -> Tensor:
         """Return what the process holds of the joined tensors; padding is 0."""
@@ -214,7 +210,7 @@ def _together(value: Tensor, place: ParameterSource, owner: int, group: dist.Pro
 
 
 class Adapter(nn.Module):
-    """The addition to a matrix's output; only the few numbers between the two factors are exchanged for it."""
+    """An adapter's addition to a matrix's output; processes exchange only the few numbers between its two factors."""
 
     def __init__(
         self, weight_OC: Tensor, place: ParameterSource, group: dist.ProcessGroup, *, rank: int, scale: float,
@@ -284,7 +280,7 @@ def _factors(place: ParameterSource, rank: int) -> dict[str, ParameterSource]:
 
 
 def _matrices(place: ParameterSource, rank: int) -> Tensor:
-    """Return [O, P] of which matrix, cut by row, each row of this process is: 1, of the others 0."""
+    """Return [O, P] for matrices cut by row: 1 where a row of this process is of the matrix, 0 elsewhere."""
     ends_P = torch.tensor(place.rows).cumsum(0)
     return functional.one_hot(torch.searchsorted(ends_P, place.indices[rank], right=True), len(ends_P)).float()
 

@@ -1,15 +1,10 @@
 """The loss of a planned batch under the settings' method: the scores made beforehand, and each piece's sum.
 
-The scores made before the optimizer's first step stay the same through all its steps: teacher, reference, and the
-log-probs that the ratio starts from.
-
-The one rule of a gap: its teacher and its student are scored by the same code. If the trainer is the teacher, both are
-its own scores, by the weights just before the step, at the temperature of sampling. If an engine is the teacher, both
-are engines' scores that came with the sample, at temperature 1; kernels and precision then affect both sides alike. An
-engine's student may be of an older version than the weights just before the step, but never older than the answer, so
-the gap shows what there was to learn when it was asked. Ratios and leash are the trainer's own in either case.
-
-B samples, T response tokens, K tokens that the teacher likes best.
+Scores made before the optimizer's first step (the teacher's, the reference's, and those that the ratio starts from)
+stay the same through all its steps. A gap is a token's log-prob by the teacher less that by the student. The one rule:
+the same code scores both. With the trainer as teacher, both are its own scores at the temperature of sampling. With an
+engine, both are engines' scores at temperature 1, which came with the sample; the student's version is never older than
+the answer. Ratios and leash are always the trainer's own. B samples, T response tokens, K of the teacher's likeliest.
 """
 
 from collections.abc import Mapping, Sequence

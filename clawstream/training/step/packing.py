@@ -1,13 +1,9 @@
 """How a batch is cut over processes, into pieces and into packed rows; and the learning rate of its updates. Pure.
 
-The cut changes no gradient, only how much is computed twice. All chance comes from the seed.
-
-The row is a tree, written parents first. A token sees only the earlier tokens of its own segment and of the segments
-above it, so no sequence knows what else was packed. A sequence that goes on where another ends is one segment with it:
-the turns of a session whose prompt only grows are a single causal row.
-
-The rate falls while the policy comes nearer to what people want, and starts again at its peak where they want something
-else: once the score of the last `WINDOW_REWARDS` answers is `RESTART_DROP` below the best that it has been.
+The cut changes no gradient, only how much is computed twice. A packed row holds sequences as a tree of segments,
+parents first: a common beginning stands in it once. A token sees only the earlier tokens of its own segment and of the
+segments above it, so no sequence sees another. The learning rate falls with the updates, and starts again at its peak
+when people want something else: when the mean of the last `WINDOW_REWARDS` rewards is `RESTART_DROP` below its best.
 """
 
 from collections.abc import Sequence
@@ -24,10 +20,10 @@ Tokens = tuple[int, ...]
 class Segment(NamedTuple):
     """Tokens that follow one another in every sequence that reaches them."""
 
-    parent: int | None  # the parent's number in the pack; None: it begins a sequence
+    parent: int | None  # the parent's number in the pack; None: the segment begins a sequence
     start: int  # in the row
     end: int
-    subtree_end: int  # where the last segment below it ends; its own end where none is
+    subtree_end: int  # where the last segment below this one ends; its own end if there is none below
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +151,10 @@ RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Where the rate's fall began, and how the policy has fared since."""
+    """The updates and rewards since the learning rate was last at its peak."""
 
-    num_updates: int = 0  # updates since then, without rejected steps; a rollback restores it
-    last_rewards: tuple[float, ...] = ()  # rewards since then, the newest last
+    num_updates: int = 0  # without rejected steps; a rollback restores it
+    last_rewards: tuple[float, ...] = ()  # at most a window of them, the newest last
     best_mean: float | None = None  # None: there are fewer rewards than a window's
 
     def after(self, rewards: Sequence[float]) -> "Schedule":
