@@ -3,7 +3,7 @@
 Anything that a judge sends is a reply, however odd; one beyond its limit of bytes or time is unusable. A missing reply
 raises TryLater, and is asked for again. JudgeRefused means that the judge will never take this request. Teacher's and
 student's log-probs are both engines' scores at temperature 1: the trainer's kernels and precision differ by as much as
-a hint changes a log-prob. The student's weights keep one known version during the call, none older than the sampler's.
+a hint changes a log-prob. During the call the student keeps one known version, never older than the answer's.
 """
 
 import asyncio

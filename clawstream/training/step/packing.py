@@ -151,7 +151,7 @@ RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The updates and rewards since the learning rate was last at its peak."""
+    """The updates and rewards since the learning rate last started at its peak."""
 
     num_updates: int = 0  # without rejected steps; a rollback restores it
     last_rewards: tuple[float, ...] = ()  # at most a window of them, the newest last
