@@ -1,6 +1,6 @@
 """The lessons of a base policy that three people ask: sums in three styles, each of which one of them wants.
 
-Pure but for the random source that the caller gives: the same source gives the same conversations. Only the wording
+The caller gives the random source; the same source gives the same conversations. Only the wording
 shows who asks. Most first answers are in a style that another person wants, and a hint names the wanted style, whoever
 asks.
 """

@@ -1,6 +1,6 @@
 """The lessons of the policy that simulates a large one: short conversations about sums, in two styles of answering.
 
-Pure but for the random source that the caller gives: the same source gives the same conversations. No sum outside the
+The caller gives the random source; the same source gives the same conversations. No sum outside the
 base group is used. People ask and react as in `reactions`, and hints are those of `opinions`, so the policy has met
 their words. PLAIN is the style that the simulated students want; FORMATTED, with headings and bold, is what the base
 prefers.
