@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.conversation.history import WHOLE_EVERY, Parent, WholeRequest, rebuild, shorten, whole
+from clawstream.conversation.history import WHOLE_EVERY, Parent, WholeRequest, rebuild, shorten, whole, with_first
 from clawstream.errors import UnusableExchange
 from clawstream.events import ExchangeCompleted, RequestDelta
 from tests import strategies
@@ -97,3 +97,9 @@ def test_a_circle_of_parents_is_refused() -> None:
     )
     with pytest.raises(UnusableExchange):
         rebuild("a", {"a": circle})
+
+
+def test_of_two_facts_with_one_key_the_first_counts_and_the_second_is_no_news() -> None:
+    known = with_first({}, "t0", "first")
+    assert with_first(known, "t0", "second") is known
+    assert dict(with_first(known, "t1", "another")) == {"t0": "first", "t1": "another"}

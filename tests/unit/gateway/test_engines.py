@@ -177,6 +177,15 @@ async def test_a_session_stays_while_its_engine_is_there_and_goes_back_to_none_t
     assert _asked(engines, "s") is moved
 
 
+async def test_an_engine_that_failed_a_request_is_not_asked_by_it_again() -> None:
+    engines = Engines("policy", [served(f"http://{name}") for name in "ab"])
+    home = _asked(engines, "s")
+    other = engines.place("s", avoid=[home])
+    assert other is not None
+    assert other.engine is not home
+    assert engines.place("s", avoid=[home, other.engine]) is None
+
+
 @pytest.mark.parametrize(("asked_again", "remembered"), [(True, True), (False, False)])
 async def test_of_very_many_sessions_those_asked_last_stay_where_they_are(
     monkeypatch: pytest.MonkeyPatch, asked_again: bool, remembered: bool
