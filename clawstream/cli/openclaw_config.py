@@ -20,6 +20,11 @@ from clawstream.errors import ConfigError
 PIECE = re.compile(
     r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}\[\]:,]|\s+|[^\s{}\[\]:,"'/]+|.""", re.DOTALL
 )
+_MAX_ANSWER_TOKENS = 8192
+_ABSENT = object()
+_FEWEST_CONTEXT_TOKENS = 32_768
+_SECRET = re.compile(r"(?:key|token|password|passphrase|secret|authorization|credential|cookie)s?$", re.IGNORECASE)
+_MARK = re.compile(r"\0[0-9a-f]{64}\0")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -204,11 +209,6 @@ Keys = tuple[str, ...]
 
 _PROVIDERS: Keys = ("models", "providers")
 _MODEL: Keys = ("agents", "defaults", "model")
-_MAX_ANSWER_TOKENS = 8192
-_ABSENT = object()
-_FEWEST_CONTEXT_TOKENS = 32_768
-_SECRET = re.compile(r"(?:key|token|password|passphrase|secret|authorization|credential|cookie)s?$", re.IGNORECASE)
-_MARK = re.compile(r"\0[0-9a-f]{64}\0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from clawstream.local.supervisor import Supervisor
 
 TOLD_AGAIN_S = 5.0  # before the log is read again after an error
+SGLANG = "uv run --no-project --isolated --python 3.11 --with sglang==0.5.23 python -m sglang.launch_server"
+LOADED_WITHIN_S = 1800.0  # a large model from a slow disk
 
 
 def up(
@@ -243,10 +245,6 @@ class VersionNews:
             return ""
         reward = "" if step.mean_reward is None else f" with a mean reward of {step.mean_reward:.2f}"
         return f": it learned from {step.num_samples} samples{reward}, {step.num_hinted} of them with a hint"
-
-
-SGLANG = "uv run --no-project --isolated --python 3.11 --with sglang==0.5.23 python -m sglang.launch_server"
-LOADED_WITHIN_S = 1800.0  # a large model from a slow disk
 
 
 def launch(

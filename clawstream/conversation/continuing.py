@@ -21,6 +21,8 @@ from clawstream.conversation.messages import Message, is_ephemeral, meaning, nor
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
 
+_SHAPING = ("tools", "tool_choice")  # options; chat_template_kwargs shape the text before each answer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAnswer:
@@ -97,9 +99,6 @@ def _last_said(newest_first: Iterable[Message]) -> Hashable:
 
 def _is_between(messages: Sequence[Message], index: int) -> bool:
     return 0 < index < len(messages) - 1 and role_of(messages[index + 1]) != "assistant"
-
-
-_SHAPING = ("tools", "tool_choice")  # options; chat_template_kwargs shape the text before each answer
 
 
 class Renderer(Protocol):

@@ -22,6 +22,9 @@ from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, Verd
 from clawstream.events.turns import TurnPaired, TurnsSettled
 
 WHOLE_EVERY = 32  # the longest chain of parents
+REMEMBERED_OVER = 1024  # ids; a restarted stage writes at most so many uncommitted facts again
+_K = TypeVar("_K")
+_V = TypeVar("_V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,10 +256,7 @@ def _without(message: Message, num_lines: int) -> Message:
 Hint = HintFound | HintAbsent
 Over = Mapping[str, None]  # ids of past lives' turns, and of exchanges they were settled after, the oldest first
 
-REMEMBERED_OVER = 1024  # ids; a restarted stage writes at most so many uncommitted facts again
 
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 _State = TypeVar("_State", bound=tuple[object, ...])
 
 

@@ -87,6 +87,14 @@ _REPORT = re.compile(
     r"|<(?:local-command-(?:stdout|stderr)|bash-(?:input|stdout|stderr)|task-notification)>"
     r")"
 )
+_REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that the cache stays at some megabytes
+_BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+_BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
+LONGEST_CYCLE_TOKENS = 64
+LOOP_TIMES = 4
+LOOP_TOKENS = 64
+LOOP_SHARE = 0.5  # of the answer; less, such as a table's rule, is no loop
 
 
 class Author(StrEnum):
@@ -124,12 +132,6 @@ def _called(said: str) -> str:
 
 
 Message = Mapping[str, Any]
-
-_REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that the cache stays at some megabytes
-
-_BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
-_BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
-_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,12 +340,6 @@ def _is_aside(before: Sequence[bytes]) -> bool:
         if role_of(message) == "user" and _belongs(message):
             return is_housekeeping(message)
     return False
-
-
-LONGEST_CYCLE_TOKENS = 64
-LOOP_TIMES = 4
-LOOP_TOKENS = 64
-LOOP_SHARE = 0.5  # of the answer; less, such as a table's rule, is no loop
 
 
 def loops(token_ids: Sequence[int]) -> bool:

@@ -10,6 +10,8 @@ from typing import ClassVar
 
 from clawstream.events.base import LogProbs, SessionEvent, TokenIds
 
+GREEDY_BELOW = 1e-6  # below this temperature the likeliest token is drawn, with its log-prob at temperature 1
+
 
 class TurnType(StrEnum):
     """Whether a request is part of the conversation (main) or the client's own housekeeping (side)."""
@@ -41,9 +43,6 @@ class VersionSpan:
 
     policy_version: int
     num_tokens: int
-
-
-GREEDY_BELOW = 1e-6  # below this temperature the likeliest token is drawn, with its log-prob at temperature 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ from typing import ClassVar
 from clawstream.events.base import LogProbs, Mask, SessionEvent, TokenIds, derived_id
 from clawstream.events.exchanges import Sampling, VersionSpan
 
+NOBODY = "nobody"  # a sample's `judge` where no judge was asked
+
 
 class RefusalReason(StrEnum):
     """Why a turn, or a whole session, gives no sample."""
@@ -32,9 +34,6 @@ class OffDistribution(StrEnum):
     REFUSE = "refuse"
     HINT_ONLY = "hint_only"  # a sample without its reward
     GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway changes the sampling so that there are none
-
-
-NOBODY = "nobody"  # a sample's `judge` where no judge was asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,10 @@ from clawstream.stream.runner.calling import wait_at_most
 
 LOG = logging.getLogger(__name__)
 ANSWERS_WITHIN_S = 20.0  # after that the engine counts as away; longer than any change of weights
+BEHIND_FOR_S = 30.0  # engines are updated in turn; one that is not yet updated is offered for so long
+SLACK_REQUESTS = 4
+ASK_EVERY_S = 2.0
+_HOMES = 65_536  # sessions whose engine is remembered
 
 
 class StaleCache(ClawstreamError):
@@ -172,10 +176,6 @@ class EngineAttempt:
             )
 
 
-BEHIND_FOR_S = 30.0  # engines are updated in turn; one that is not yet updated is offered for so long
-SLACK_REQUESTS = 4
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
     """The state of an engine when a request is placed."""
@@ -224,10 +224,6 @@ def order_of(session_id: str, urls: Sequence[str]) -> list[int]:
         return hashlib.blake2b(f"{session_id}\n{urls[number]}".encode(), digest_size=8).digest()
 
     return sorted(range(len(urls)), key=weight)
-
-
-ASK_EVERY_S = 2.0
-_HOMES = 65_536  # sessions whose engine is remembered
 
 
 class Engines:

@@ -27,6 +27,10 @@ V = TypeVar("V")
 
 MAX_SESSIONS = 250_000  # and exchanges: about 1 kB each in all tables, so some 250 MB
 _SHOWN_ROLES = ("user", "assistant", "tool")
+MAX_BYTES = 128 * 2**20  # of messages as JSON; each response counts with all messages before it
+MAX_TOKENS = 4_000_000  # of all sessions together; a token takes about 36 bytes here
+MAX_ANSWERS = 2_048  # of one session; older ones are in no history that fits a context
+_PROMPTS = 2  # two, so that a side turn between main turns costs nothing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,9 +166,6 @@ def _traced_digest(messages: tuple[Message, ...], scope: str, trace_id: str | No
     return hashlib.blake2b(whole.encode(), digest_size=16).digest()
 
 
-MAX_BYTES = 128 * 2**20  # of messages as JSON; each response counts with all messages before it
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecalledResponse:
     """A response: its session, the messages before it without its request's instructions, and its own message."""
@@ -230,11 +231,6 @@ class Conversations:
             return None
         before = tuple(map(parse, kept.before))
         return RecalledResponse(session_id=kept.session_id, before=before, answer=parse(kept.answer))
-
-
-MAX_TOKENS = 4_000_000  # of all sessions together; a token takes about 36 bytes here
-MAX_ANSWERS = 2_048  # of one session; older ones are in no history that fits a context
-_PROMPTS = 2  # two, so that a side turn between main turns costs nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,8 @@ from clawstream.events import (
 )
 from clawstream.stream.stage import Step
 
+SAME = 1e-6  # rewards with no larger standard deviation count as equal
+
 
 class MainAnswer(NamedTuple):
     """A main answer, and the group, size and step that its client gave."""
@@ -239,9 +241,6 @@ def _step(attempts: TrajectoryState, turn_id: str, placed: MainAnswer, number: i
         person_reward=None if sampled is None else sampled.person_reward,
         heuristic_reward=None if sampled is None else sampled.heuristic_reward,
     )
-
-
-SAME = 1e-6  # rewards with no larger standard deviation count as equal
 
 
 class GroupState(NamedTuple):

@@ -24,6 +24,8 @@ from clawstream.config import LOOPBACK
 SHOWN_CHARACTERS = 300
 _ERROR_BYTES = 16 * 2**10
 _ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
+PLAIN = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_JSON = "application/json"
 
 
 class RequestArguments(TypedDict):
@@ -35,7 +37,6 @@ class RequestArguments(TypedDict):
 
 # A redirect would send the conversation, and the key in the headers, elsewhere.
 ASKING: RequestArguments = {"allow_redirects": False, "auto_decompress": False}
-PLAIN = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 def bearer(key: SecretStr | None) -> dict[str, str]:
@@ -107,9 +108,6 @@ def _decompressed(raw: bytes, encoding: str, most_bytes: int) -> Body:
     if inflating.eof:
         return Body(content)
     return Body(content, f"it has more than {most_bytes} bytes, or is cut off, under its {encoding}")
-
-
-_JSON = "application/json"
 
 
 class Refusal(NamedTuple):

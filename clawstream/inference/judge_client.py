@@ -49,6 +49,12 @@ _MOST_BYTES = 2 * 2**20  # a vote is one record, and a byte that is no UTF-8 is 
 _KEPT_CHARACTERS = 2000  # kept of an unusable reply
 _MOST_TOKENS = 2**31 - 1
 _PASSING = (401, 403, 408, 425, 429)  # a bad key is an operator's to mend while the votes wait
+_MOST_TRIAL_BYTES = 2**18
+_SHOWN_CHARACTERS = 200
+log = logging.getLogger(__name__)
+TEACHER_CALLS_AT_ONCE = 8  # each is a prompt that the teacher reads whole
+TEACHER_CALL_TIMEOUT_S = 120.0  # for the teacher's score and the policy's
+_TRIED_EVERY_S = 5.0
 
 
 class JudgeRefused(ClawstreamError):
@@ -171,10 +177,6 @@ def _count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
-_MOST_TRIAL_BYTES = 2**18
-_SHOWN_CHARACTERS = 200
-
-
 async def problem_with(settings: JudgeSettings, url: str, *, within_s: float = 10.0) -> str | None:
     """Return why the judge at `url` gives no vote and what to do, in words for a person; None: it gives one."""
     body = _body(settings, {"user": "Reply with \\boxed{1}."}, max_tokens=16)
@@ -216,13 +218,6 @@ def _is_completion(raw: bytes) -> bool:
         return isinstance(body["choices"][0]["message"], dict)
     except (KeyError, IndexError, TypeError):
         return False
-
-
-log = logging.getLogger(__name__)
-
-TEACHER_CALLS_AT_ONCE = 8  # each is a prompt that the teacher reads whole
-TEACHER_CALL_TIMEOUT_S = 120.0  # for the teacher's score and the policy's
-_TRIED_EVERY_S = 5.0
 
 
 class ScoringEngine(VersionedEngine, Protocol):

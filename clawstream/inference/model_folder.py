@@ -25,6 +25,14 @@ from clawstream.events import BaseNamed, PolicyEvent
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_SPREAD = 2000
+MANIFEST = "manifest.json"
+ADAPTER_CONFIG = "adapter_config.json"  # peft's description of an adapter
+STATE_FOLDER = "trainer"  # apart from the weights: engines load every safetensors file they find beside config.json
+_WEIGHTS = frozenset({".safetensors", ".bin"})
+_VOCABULARY = frozenset(
+    {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "tekken.json"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +88,6 @@ def tensor_headers(folder: Path) -> dict[str, TensorHeader] | None:
     return found
 
 
-_SPREAD = 2000
-
-
 def largest_token_id(folder: Path, added: Iterable[int]) -> int:
     """Return the largest id that the tokenizer in `folder` can give, including `added`, ids added to it later.
 
@@ -127,11 +132,6 @@ def spread(tokenizer: Tokenizer) -> str:
     ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
     chosen = ids[:: max(1, len(ids) // _SPREAD)]
     return "\n".join(tokenizer.decode([id_], skip_special_tokens=False) for id_ in chosen)
-
-
-MANIFEST = "manifest.json"
-ADAPTER_CONFIG = "adapter_config.json"  # peft's description of an adapter
-STATE_FOLDER = "trainer"  # apart from the weights: engines load every safetensors file they find beside config.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +194,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-_WEIGHTS = frozenset({".safetensors", ".bin"})
-_VOCABULARY = frozenset(
-    {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "tekken.json"}
-)
 Digest = Callable[[Path], str]
 
 

@@ -52,6 +52,9 @@ _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
 _ALLOWED = {Question.SCORE: {-1, 0, 1}, Question.HINT: {-1, 1}}
 _SCORES = {"-1": -1, "0": 0, "1": 1, "+1": 1}
+MIN_CHARACTERS = 11
+FIRST_LOOK = 0
+FLOOR_LOOK = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +86,6 @@ def outcome(scores: Sequence[int | None], *, quorum: int) -> tuple[VerdictStatus
     if any(num_votes == most for _, num_votes in others):
         return VerdictStatus.TIED, 0
     return VerdictStatus.DECIDED, ahead
-
-
-MIN_CHARACTERS = 11
 
 
 def choose(votes: Sequence[VoteCast], *, quorum: int) -> str | HintAbsence:
@@ -233,10 +233,6 @@ def learn(session: JudgingState, event: Event, judging: Judging) -> JudgingState
 
 def _is_by(judging: Judging, event: VoteCast | VerdictReached | HintFound | HintAbsent) -> bool:
     return (event.judge, event.prompt_version) == (judging.judge, judging.prompt_version)
-
-
-FIRST_LOOK = 0
-FLOOR_LOOK = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ from clawstream.stream.log import EventLog
 from clawstream.stream.stage import Record
 
 log = logging.getLogger(__name__)
+STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")
+_PATIENCE = Patience(ready_within_s=LOADS_WITHIN_S)  # the gateway is ready once an engine is
 
 
 async def name_base(policy_log: EventLog, settings: Settings) -> None:
@@ -61,8 +63,6 @@ async def _of_policy(policy_log: EventLog, policy_id: str) -> list[PolicyEvent]:
 
 Say = Callable[[str], None]
 StartServer = Callable[[EmbeddedKafka | EmbeddedPostgres], Awaitable[None]]
-STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")
-_PATIENCE = Patience(ready_within_s=LOADS_WITHIN_S)  # the gateway is ready once an engine is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ _LOCK = ".run-lock"
 _ADDRESSES = "run.json"
 _PARTS = "parts.json"
 _LOOKED_AT_S = 1.0  # a process that checks the lock holds it itself for a moment
+NOTED_EVERY_MS = 10_000
+_FILE = "judge.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +103,6 @@ def _read(file: Path) -> Any:
         return json.loads(file.read_text())
     except FileNotFoundError:
         return None
-
-
-NOTED_EVERY_MS = 10_000
-_FILE = "judge.json"
 
 
 class JudgeNotes:

@@ -19,6 +19,7 @@ from clawstream.local.servers.server_process import end_child, kill_group, last_
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.05
+_LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +233,6 @@ class Supervisor:
             return last_lines(self.log_of(name).read_text(errors="replace"))
         except FileNotFoundError:
             return "(it has none)"
-
-
-_LOOK_EVERY_S = 0.25
 
 
 class RestartableServer(Protocol):

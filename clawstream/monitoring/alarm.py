@@ -14,6 +14,15 @@ from clawstream.events import StepRejected, StepTaken, VoteCast, VoteStatus
 from clawstream.monitoring.windows import EventCounts
 from clawstream.stream.stage import Record
 
+IDLE_MS = 10 * 60_000  # a restarted trainer first loads a model, then takes the due batch
+STEP_MS = 30 * 60_000  # a step of a large policy may take long
+STILL_SAMPLES = 128
+FEW = 4  # turns, votes or verdicts, which one person gives in minutes
+MOVES_SAMPLES = 512  # at most, over which rewards are looked at: a slow move does not show in fewer
+MOVED_REWARD = 0.1  # of a mean of -1 and 1, from the first to the last of them
+PLEASED_REWARD = 0.5  # a mean reward this high need not rise
+STILL_MS = 30 * 60_000  # a step of a large policy may take long
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReachability:
@@ -51,10 +60,6 @@ def newest(*known: JudgeReachability | None, judge: str) -> JudgeReachability | 
     """Return the latest that is known of `judge`; None: nothing is."""
     mine = [one for one in known if one is not None and one.judge == judge]
     return max(mine, key=lambda one: one.heard_ms, default=None)
-
-
-IDLE_MS = 10 * 60_000  # a restarted trainer first loads a model, then takes the due batch
-STEP_MS = 30 * 60_000  # a step of a large policy may take long
 
 
 class BatchRule(NamedTuple):
@@ -104,12 +109,6 @@ def _minutes(ms: int) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
-STILL_SAMPLES = 128
-FEW = 4  # turns, votes or verdicts, which one person gives in minutes
-MOVES_SAMPLES = 512  # at most, over which rewards are looked at: a slow move does not show in fewer
-MOVED_REWARD = 0.1  # of a mean of -1 and 1, from the first to the last of them
-PLEASED_REWARD = 0.5  # a mean reward this high need not rise
-STILL_MS = 30 * 60_000  # a step of a large policy may take long
 Outcome = StepTaken | StepRejected
 
 

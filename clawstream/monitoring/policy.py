@@ -23,6 +23,7 @@ _OF_A_VERSION = (
     events.PolicyRejected,
     events.PolicyActivated,
 )
+PLANNED_KEPT = 8192  # keys of the newest plans' answers, two for each; samples of older plans lie below `used_up`
 
 
 class VersionState(StrEnum):
@@ -121,9 +122,6 @@ def ancestors(known: dict[int, VersionFacts], version: int) -> Sequence[int]:
 def newest(known: dict[int, VersionFacts]) -> int | None:
     """Return the newest version that was published."""
     return max((number for number, one in known.items() if one.published is not None), default=None)
-
-
-PLANNED_KEPT = 8192  # keys of the newest plans' answers, two for each; samples of older plans lie below `used_up`
 
 
 class _Answer(NamedTuple):

@@ -28,6 +28,13 @@ GROUP = "monitor"
 NUM_VOTES = 20  # of each partition; they show how the judge fares
 NUM_EXCHANGES = 3  # of each partition, as ends of sessions may follow the newest, which shows the broker's clock
 TOPICS = (topics.EXCHANGES, topics.TURNS, topics.VOTES, topics.VERDICTS, topics.ANSWERS, topics.SAMPLES, topics.POLICY)
+# Each reads as a group of its own name; the trainer reads without a group.
+STAGES = ("turns", "judging", "heuristics", "samples", "project", GROUP)
+REFRESHING = ("refresh",)  # where prompts are answered again
+GROUPED = ("trajectories", "groups")  # where groups are trained on
+NUM_VERDICTS = 5
+LOG_WITHIN_S = 20.0
+MONITOR_WITHIN_S = 3.0
 
 
 def now_ms() -> int:
@@ -72,15 +79,6 @@ async def waiting_since(kafka_log: KafkaLog, board: PolicyBoard) -> dict[tuple[s
     """Return the first offsets whose samples may be in no plan that `board` knows."""
     begins = await kafka_log.begin_offsets([topics.SAMPLES])
     return {place: max(begin, board.used_up.get(place, begin)) for place, begin in begins.items()}
-
-
-# Each reads as a group of its own name; the trainer reads without a group.
-STAGES = ("turns", "judging", "heuristics", "samples", "project", GROUP)
-REFRESHING = ("refresh",)  # where prompts are answered again
-GROUPED = ("trajectories", "groups")  # where groups are trained on
-NUM_VERDICTS = 5
-LOG_WITHIN_S = 20.0
-MONITOR_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from clawstream.stream.stage import Record
 
 AT_ONCE_MS = 60_000  # exchanges older than the newest by more don't count; partitions' brokers may have other clocks
 A = TypeVar("A", Record, Arrived)
+MINUTE_MS = 60_000
+KEPT_MINUTES = 60
 
 
 class _Dated(NamedTuple):
@@ -191,10 +193,6 @@ def _summed(one: Any, other: Any) -> Any:
 
 def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-MINUTE_MS = 60_000
-KEPT_MINUTES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

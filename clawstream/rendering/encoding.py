@@ -26,6 +26,23 @@ from clawstream.errors import ConfigError
 MAX_TOKENS = 2_000_000  # tokens that are remembered, each in 8 bytes
 LONG_TOKENS = 64
 _NO_TOKEN = -1  # the int value of a LongText, which equals no mark's id
+# Marks that the families' templates write as text, in headers and around tool calls.
+WRITTEN_AS_TEXT = frozenset(
+    {
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink"),
+    }
+)
+# Headers that the families' templates write before an answer; renderers that go on from sampled tokens look for them.
+ANSWER_HEADERS = frozenset(
+    {
+        *("<|im_start|>assistant\n", "<\uff5cAssistant\uff5c>", "<|im_assistant|>assistant<|im_middle|>", "]~b]ai\n"),
+        *("<assistant>", "<\uff5chy_Assistant:opensource\uff5c>"),
+    }
+)
+# Errors of a folder's own code that does not fit its files or this version of transformers.
+_UNLOADABLE = (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError)
+_WORD_BEGINS = "\u2581"  # in vocabularies of sentencepiece
 
 
 class LongText(int):
@@ -110,15 +127,6 @@ class RememberingTokenizer(_Wrapper):
                 self._num_tokens -= len(oldest)
 
 
-# Marks that the families' templates write as text, in headers and around tool calls.
-WRITTEN_AS_TEXT = frozenset(
-    {
-        *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-        *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink"),
-    }
-)
-
-
 class PlainText(_Wrapper):
     """A tokenizer that encodes marks as letters, apart from those that templates write as text.
 
@@ -147,15 +155,6 @@ class PlainText(_Wrapper):
         return list(self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
-# Headers that the families' templates write before an answer; renderers that go on from sampled tokens look for them.
-ANSWER_HEADERS = frozenset(
-    {
-        *("<|im_start|>assistant\n", "<\uff5cAssistant\uff5c>", "<|im_assistant|>assistant<|im_middle|>", "]~b]ai\n"),
-        *("<assistant>", "<\uff5chy_Assistant:opensource\uff5c>"),
-    }
-)
-
-
 class TemplateTokenizer(_Wrapper):
     """The tokenizer of one renderer: `marked` encodes until `seal`, then `plain` does.
 
@@ -177,10 +176,6 @@ class TemplateTokenizer(_Wrapper):
         encoder = self._marked if text in self._always_marked else self._encoder
         ids = list(encoder.encode(text, add_special_tokens=add_special_tokens))
         return [LongText.of(ids)] if encoder is self._tokenizer and len(ids) >= LONG_TOKENS else ids
-
-
-# Errors of a folder's own code that does not fit its files or this version of transformers.
-_UNLOADABLE = (OSError, ValueError, ImportError, AttributeError, TypeError, KeyError)
 
 
 def load_tokenizer(folder: Path, *, trust_code: bool) -> Any:
@@ -205,9 +200,6 @@ def _is_code(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(found, dict) and bool(found.get("auto_map"))
-
-
-_WORD_BEGINS = "\u2581"  # in vocabularies of sentencepiece
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:

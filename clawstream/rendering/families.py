@@ -28,6 +28,20 @@ from renderers.parsers import TOOL_PARSERS
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _FOLDER_SETTING = "TIKTOKEN_ENCODINGS_BASE"
+NAME = "mistral"
+MARK = "[TOOL_CALLS]"
+_NAMED = re.compile(
+    r"\s*(?P<name>[^\s\[\]{}]+?)\s*(\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]\s*(?P<arguments>.*)", re.DOTALL
+)
+_BETWEEN = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder()
+LOG = logging.getLogger(__name__)
+_PROBE = (
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "a"},
+    {"role": "user", "content": "v"},
+)
 
 
 def use_vocabulary_of(tokenizer: Any) -> None:
@@ -59,15 +73,6 @@ def _as_tiktoken(tokenizer: Any) -> bytes:
     except KeyError as error:
         raise ValueError(f"its tokenizer is not byte-level: a token holds {error}") from error
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in spelt)
-
-
-NAME = "mistral"
-MARK = "[TOOL_CALLS]"
-_NAMED = re.compile(
-    r"\s*(?P<name>[^\s\[\]{}]+?)\s*(\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]\s*(?P<arguments>.*)", re.DOTALL
-)
-_BETWEEN = re.compile(r"[\s,]*")
-_DECODER = json.JSONDecoder()
 
 
 class MistralToolParser:
@@ -137,7 +142,6 @@ def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 TOOL_PARSERS[NAME] = MistralToolParser
 
-LOG = logging.getLogger(__name__)
 
 # Families by the architecture in config.json, where that decides the template; checked against the template itself.
 _FAMILIES: Mapping[str, str] = {
@@ -151,12 +155,6 @@ _FAMILIES: Mapping[str, str] = {
     "llama": "llama-3",
     "minimax_m2": "minimax-m2",
 }
-_PROBE = (
-    {"role": "system", "content": "s"},
-    {"role": "user", "content": "u"},
-    {"role": "assistant", "content": "a"},
-    {"role": "user", "content": "v"},
-)
 
 
 def config_named(name: str, thinking: Mapping[str, bool]) -> Any:

@@ -26,6 +26,14 @@ from clawstream.errors import UnrenderableRequest
 
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _NUMBERED = re.compile(r"functions\.[^:]+:\d+")
+UNPRINTABLE = {0: "\ufffd"} | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+THINKING = "enable_thinking"
+_FIELD = "chat_template_kwargs"
+_FUNCTIONS = frozenset({"raise_exception", "strftime_now"})  # transformers' own
+_MAX_OPTIONS = 16
+_MAX_CHARACTERS = 4096
+_MAX_NUMBER = 2**20
 
 
 def fitted(messages: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[str, Any]]:
@@ -73,10 +81,6 @@ _FORMS: Mapping[str, _Form] = {
     "kimi-k2.5": _numbered,
     "gpt-oss": lambda given, _name, _index: given,  # a result names its call by the tool's name alone
 }
-
-
-UNPRINTABLE = {0: "\ufffd"} | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
-_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,14 +167,6 @@ def _printable(value: Any) -> Any:
     if isinstance(value, list):
         return [_printable(item) for item in value]
     return value
-
-
-THINKING = "enable_thinking"
-_FIELD = "chat_template_kwargs"
-_FUNCTIONS = frozenset({"raise_exception", "strftime_now"})  # transformers' own
-_MAX_OPTIONS = 16
-_MAX_CHARACTERS = 4096
-_MAX_NUMBER = 2**20
 
 
 class _Generation(Extension):

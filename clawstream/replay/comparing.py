@@ -14,6 +14,8 @@ from statistics import fmean
 
 from clawstream.events import Event, VerdictReached, VoteCast, VoteStatus
 
+SCORES = (-1, 0, 1)
+
 
 class Choice(StrEnum):
     """What a person says of a pair."""
@@ -88,9 +90,6 @@ class PreferenceCounts:
 def tally(choices: Iterable[Choice]) -> PreferenceCounts:
     """Return how often each was chosen."""
     return PreferenceCounts(**{choice.value: count for choice, count in Counter(choices).items()})
-
-
-SCORES = (-1, 0, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

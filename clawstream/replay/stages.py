@@ -27,6 +27,9 @@ from clawstream.stream.stage import Record, Stage
 from clawstream.stream.topics import replay_topic, topic_of
 from clawstream.turns.stage import turns_stage
 
+EXPIRE_EVERY = 1000  # records
+_ALL = 2**63 - 1
+
 
 class Output:
     """Makes records of events, counts them by type, and keeps a digest of each sample (of equal ids the first)."""
@@ -59,10 +62,6 @@ class Output:
 def samples_sha256(digests: Mapping[bytes, bytes]) -> str:
     """Return the sha256 over the samples' digests, in the order of their ids."""
     return hashlib.sha256(b"".join(digests[name] for name in sorted(digests))).hexdigest()
-
-
-EXPIRE_EVERY = 1000  # records
-_ALL = 2**63 - 1
 
 
 class FoldOutput(NamedTuple):

@@ -40,6 +40,8 @@ from clawstream.events import (
 from clawstream.inference.engine import ScoreRequest
 from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPrompts, SampledAnswer, VerdictKey
 
+MARKER = "[user's hint / instruction]"
+
 
 def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
     """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on."""
@@ -54,9 +56,6 @@ def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
     if len(trained) != len(answer.output_ids) or not any(trained):
         return RefusalReason.MISALIGNED
     return trained
-
-
-MARKER = "[user's hint / instruction]"
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:

@@ -44,6 +44,12 @@ from clawstream.events import (
     VerdictReached,
 )
 
+REMEMBERED_IDS = 256  # feedback ids kept for a turn; a repeated record comes soon
+FIRST_LOOK = 0
+FLOOR_LOOK = 1
+MAX_UNPLACED = 1024  # turns kept with feedback or refreshed answers whose exchange is not read yet, if it ever comes
+PAST_LIVES = 16
+
 
 def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
     """Return the answer as if it had ended where the client left; None: nothing was sent, or the record lacks tokens.
@@ -79,9 +85,6 @@ def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
         first_token_at_ms=None,
         finished_at_ms=failed.finished_at_ms,
     )
-
-
-REMEMBERED_IDS = 256  # feedback ids kept for a turn; a repeated record comes soon
 
 
 class Opinions(NamedTuple):
@@ -134,12 +137,6 @@ def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
     weighed = (weights.judge, weights.person, weights.environment, weights.heuristic)
     said = [weight * part for weight, part in zip(weighed, parts, strict=True) if part is not None]
     return max(-1.0, min(1.0, sum(said))) if any(said) else None
-
-
-FIRST_LOOK = 0
-FLOOR_LOOK = 1
-MAX_UNPLACED = 1024  # turns kept with feedback or refreshed answers whose exchange is not read yet, if it ever comes
-PAST_LIVES = 16
 
 
 class SampledAnswer(NamedTuple):

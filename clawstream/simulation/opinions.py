@@ -13,6 +13,18 @@ from enum import StrEnum
 from types import MappingProxyType
 
 HINT_MARK = "[HINT_START]"
+_SECTION = re.compile(r'<next_state\b[^>]*?(?:role="(?P<role>\w+)")?[^>]*>(?P<text>.*?)</next_state>', re.DOTALL)
+_ABOUT_SOMETHING = ("not how i like", "not like this", "not what i")
+_ABOUT_NUMBER = ("not right", "wrong", "add up", "adds up", "check it", "mistake", "try again")
+_PRAISE = ("thank", "perfect", "great", "nice", "love it", "cheers")
+_CHECK = "Add the ones and the tens again and check the total"
+_REQUEST = re.compile(r"<request>\s*(.*?)\s*</request>", re.DOTALL)
+_ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
+_OPERATION = re.compile(r"\b(?:(take)|(add)|(times)|(minus)) ([0-9]+)")
+_SIGNS = {"add": "+", "times": "*", "minus": "-"}
+_CALL = re.compile(r'\(calls \w+ with \{"expression":\s*"([^"]*)"\}\)')
+_SHOWN = re.compile(r"\[tool\]\s*(-?[0-9]+)")  # an error shows none
+_NUMBER = re.compile(r"-?[0-9]+")
 
 
 class Wish(StrEnum):
@@ -42,15 +54,11 @@ HINTS: Mapping[Wish, Sequence[str]] = {
     ),
 }
 
-_SECTION = re.compile(r'<next_state\b[^>]*?(?:role="(?P<role>\w+)")?[^>]*>(?P<text>.*?)</next_state>', re.DOTALL)
 _ABOUT_STYLE = (  # the first that fits counts: a wish for headings uses other words than a wish for none
     (Wish.VERDICT, ("verdict", "up front", "result first", "answer first")),
     (Wish.HEADED, ("under headings", "needs headings", "headings, all", "more headings", "praise", "friendly")),
     (Wish.PLAIN, ("heading", "bold", "plain", "robot", "fancy", "markdown", "casual", "format", "steps", "stiff")),
 )
-_ABOUT_SOMETHING = ("not how i like", "not like this", "not what i")
-_ABOUT_NUMBER = ("not right", "wrong", "add up", "adds up", "check it", "mistake", "try again")
-_PRAISE = ("thank", "perfect", "great", "nice", "love it", "cheers")
 
 
 class Reaction(StrEnum):
@@ -71,7 +79,6 @@ class Habits:
     inventions: Sequence[str]  # by a vote that is wrong in that there is nothing to suggest
 
 
-_CHECK = "Add the ones and the tens again and check the total"
 HABITS: Mapping[str, Habits] = MappingProxyType(
     {
         "student": Habits(corrections=(f"{_CHECK}; plain words, all steps kept.",), inventions=HINTS[Wish.PLAIN]),
@@ -143,15 +150,6 @@ def _score(reaction: Reaction, *, wrong: bool) -> str:
     if wrong:
         score = -score if score else 1
     return f"The user {reaction.value}, as I read the reply.\n\\boxed{{{score}}}"
-
-
-_REQUEST = re.compile(r"<request>\s*(.*?)\s*</request>", re.DOTALL)
-_ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
-_OPERATION = re.compile(r"\b(?:(take)|(add)|(times)|(minus)) ([0-9]+)")
-_SIGNS = {"add": "+", "times": "*", "minus": "-"}
-_CALL = re.compile(r'\(calls \w+ with \{"expression":\s*"([^"]*)"\}\)')
-_SHOWN = re.compile(r"\[tool\]\s*(-?[0-9]+)")  # an error shows none
-_NUMBER = re.compile(r"-?[0-9]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+NUM_OPERATIONS = 3
+MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call for each operation, the result, and one more
+_SUM = re.compile(r"(-?[0-9]{1,9})([-+*])([0-9]{1,9})")
+
+
 SMALLEST, LARGEST = 11, 99
 
 
@@ -67,11 +72,6 @@ def scored(number: int) -> list[Sum]:
         return hashlib.sha256(f"scored {problem.left} {problem.right}".encode()).digest()
 
     return sorted(sorted(all_of(SumSet.SCORED), key=shuffled)[:number])
-
-
-NUM_OPERATIONS = 3
-MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call for each operation, the result, and one more
-_SUM = re.compile(r"(-?[0-9]{1,9})([-+*])([0-9]{1,9})")
 
 
 class Operation(StrEnum):

@@ -26,6 +26,11 @@ from clawstream.stream.schemas import Schema, all_schemas
 
 Convert = Callable[[Any], Any]
 _NAN = float("nan")
+TRACEPARENT = "traceparent"
+_SINGLE_OBJECT = b"\xc3\x01"
+_HEADER_BYTES = 10
+_NOT_AN_EVENT = (EOFError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError, struct.error)
+_FIRST_BYTES_SHOWN = 12
 
 
 def to_plain(kind: type) -> Convert:
@@ -115,7 +120,6 @@ def _unpacker(how: Packed) -> Convert:
 
 Headers = list[tuple[str, bytes]]
 ReadHeaders = tuple[tuple[str, bytes | None], ...]  # anybody may have written them
-TRACEPARENT = "traceparent"
 
 
 def headers_of(event: Event, *, source: str, now_ms: int, traceparent: str | None) -> Headers:
@@ -174,12 +178,6 @@ def _with_defaults(value: Any, schema: Any) -> Any:
         else field["default"]
         for field in schema["fields"]
     }
-
-
-_SINGLE_OBJECT = b"\xc3\x01"
-_HEADER_BYTES = 10
-_NOT_AN_EVENT = (EOFError, IndexError, KeyError, MemoryError, OverflowError, TypeError, ValueError, struct.error)
-_FIRST_BYTES_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True)

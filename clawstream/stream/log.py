@@ -17,6 +17,12 @@ from clawstream.events import Event
 from clawstream.stream.avro import Codec, ReadHeaders, key_bytes, traceparent_of
 from clawstream.stream.stage import Record
 
+DIGEST_BYTES = 16
+COMMIT_EVERY_S = 0.5
+POLL_RECORDS = 500
+POLL_S = 0.2
+
+
 if TYPE_CHECKING:
     from clawstream.stream.dead_letters import DeadLetterId, DeadLetterMark
 
@@ -261,9 +267,6 @@ def refuse(reader: str, wrong: list[Contradiction], remedy: str) -> None:
         )
 
 
-DIGEST_BYTES = 16
-
-
 def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
     """Return the record with its event (and its hash, with `digest`), or why it has no event."""
     try:
@@ -297,11 +300,6 @@ def digest_of(raw: Raw) -> bytes:
 def digest_in(record: Arrived) -> bytes | None:
     """Return the hash of a record that was read with its digest, or that has no event."""
     return digest_of(record.raw) if isinstance(record, Undecodable) else record.digest
-
-
-COMMIT_EVERY_S = 0.5
-POLL_RECORDS = 500
-POLL_S = 0.2
 
 
 async def subscription(

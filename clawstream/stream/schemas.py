@@ -24,6 +24,7 @@ _PROMOTED = frozenset({
     ("int", "long"), ("int", "float"), ("int", "double"), ("long", "float"), ("long", "double"), ("float", "double"),
     ("string", "bytes"), ("bytes", "string"),
 })  # fmt: skip
+_FILE_NAME = re.compile(r"(?P<event>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc")
 
 
 def problems(written: Any, reading: Any) -> list[str]:
@@ -68,9 +69,6 @@ def _kind(schema: Any) -> str:
     if isinstance(kind, str) and (kind in _PRIMITIVES or (kind in ("record", "array") and isinstance(schema, dict))):
         return kind
     raise ValueError(f"{kind!r} is a kind of schema whose changes can't be checked: use another, or teach it here")
-
-
-_FILE_NAME = re.compile(r"(?P<event>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ from clawstream.training.step.losses import GAP_CLIP_NATS, Suffix
 from clawstream.training.step.packing import micro_batches
 
 _NO_TOKEN = -1  # in place of a token where a probability is not finite
+WRITES_EVERY = 4  # versions between written answers, at most: many small steps add up
 
 
 @torch.no_grad()
@@ -178,9 +179,6 @@ class PiecewiseCache:
             token_BA = functional.pad(self._mask_BL, (0, len(places_A) - self._mask_BL.shape[1]), value=True)
             seen_B1LA = seen_B1LA & token_BA[:, None, None, :]
         return seen_B1LA
-
-
-WRITES_EVERY = 4  # versions between written answers, at most: many small steps add up
 
 
 class Gate:

@@ -40,6 +40,13 @@ from clawstream.training.base_folder import threads_for
 from clawstream.training.model import Model
 from clawstream.training.step.trainer import StepSummary, Trainer, load_options
 
+JOIN_S = 10.0
+LOST_WITHIN_S = 2.0  # after one process' error, how long to look for another that ended and caused it
+# A process that waits for another this long takes it for lost: longer than any two differ in one step.
+PATIENCE_S = 600.0
+_PR_SET_PDEATHSIG = 1  # prctl(2)
+_MEMBER = "clawstream.training.processes"
+
 
 def part(whole: Tensor, copies: dist.ProcessGroup) -> Tensor:
     """Return the part [n] of a contiguous tensor that this copy keeps, as a view."""
@@ -117,13 +124,6 @@ def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
     sizes = sizes_of(settings)
     join(sizes)
     return MegatronModel.load(base, sizes, **options)
-
-
-JOIN_S = 10.0
-LOST_WITHIN_S = 2.0  # after one process' error, how long to look for another that ended and caused it
-# A process that waits for another this long takes it for lost: longer than any two differ in one step.
-PATIENCE_S = 600.0
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +259,6 @@ def _answer(work: str, state: dict[str, Any], args: Sequence[Any]) -> tuple[Exce
         return error, None
     except Exception:  # noqa: BLE001  # any error goes to the starting process, which raises it
         return RuntimeError(traceback.format_exc()), None
-
-
-_MEMBER = "clawstream.training.processes"
 
 
 class Team:

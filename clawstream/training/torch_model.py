@@ -41,6 +41,9 @@ NAME = "clawstream_tree"
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # causal, within a window or not, and nothing besides
 LARGE_TOKENS = 1024  # of a block that needs a mask
 SMALL_TOKENS = 256  # subtrees side by side are one block up to here: to mask costs less than another call
+log = logging.getLogger(__name__)
+ENTROPY_ROWS = 512
+SAME_NATS = 1e-3  # how far two computations of a log-prob may differ
 
 
 class AttentionBlock(NamedTuple):
@@ -162,13 +165,6 @@ def _joined(parts: Sequence[Tensor], numbers: Sequence[int], dim: int = 2) -> Te
 
 
 AttentionInterface.register(NAME, tree_attention)
-
-
-log = logging.getLogger(__name__)
-
-ENTROPY_ROWS = 512
-
-SAME_NATS = 1e-3  # how far two computations of a log-prob may differ
 
 
 class TorchModel(Model):

@@ -49,6 +49,8 @@ from clawstream.events import (
 from clawstream.stream.stage import Step
 
 _NOTE = re.compile(r"\s*(?:\n|[\[(])")  # the beginning of a note that a client appends to a cut-off answer
+MAX_PENDING = 32  # reached only by asking the same again and again; the oldest answer is then given up
+MAX_ALIKE = 32  # how many of the newest equal answers are compared with a changed history
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +220,6 @@ def _echo_reason(before: Sequence[Said], now: Sequence[Said], *, summarised: boo
     if later_kept and len(now) <= len(before):
         return OrphanReason.COMPACTED
     return OrphanReason.EDITED
-
-
-MAX_PENDING = 32  # reached only by asking the same again and again; the oldest answer is then given up
-MAX_ALIKE = 32  # how many of the newest equal answers are compared with a changed history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,10 @@ PREFIX = "cs-"
 DEFAULT = "default"  # the name of gateway.api_key
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Limit = Annotated[int | None, Field(ge=1)]
+AGAIN_AFTER_S = 1
+_SHARES = 4  # a key may use one of so many parts of the gateway's room, or all if it is the only key
+_ARRIVING = 4  # requests that may be here, with arriving bodies, for each that may be in flight
+_MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,12 +158,6 @@ def mend(where: str) -> str:
 def write_ring(ring: KeyRing) -> str:
     """Return the text of the file, which `read_ring` reads."""
     return _FILE.dump_json(ring, indent=1, exclude_none=True, exclude_defaults=True).decode() + "\n"
-
-
-AGAIN_AFTER_S = 1
-_SHARES = 4  # a key may use one of so many parts of the gateway's room, or all if it is the only key
-_ARRIVING = 4  # requests that may be here, with arriving bodies, for each that may be in flight
-_MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,14 @@ from clawstream.rendering.renderer import PromptRenderer
 
 _ASIDE_BYTES = 16_384  # a prompt with more new bytes is made in a thread, so that streams go on
 _THREADS = 4
+CALLER = "clawstream.caller"  # the scope's key for the `Caller`, which the guard sets
+GROW = "clawstream.grow"  # and for the function that lets in more answers to the request
+RETRY_AFTER_S = 2
+MAX_RECORDED_BYTES = 8 * 2**20  # the most that a record of the log holds
+_OWN_BYTES = 4096  # of a record, for its names, times and ids
+_TOKEN_BYTES = 4
+_MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class PromptMaker:
@@ -73,16 +81,6 @@ class PromptMaker:
             if making.cancelled():  # the prompt was never begun
                 raise TryLater("prompts that take long to be made are under way") from error
             raise UnrenderableRequest(f"its prompt was not made within {self._within_s:g} s; shorten it") from error
-
-
-CALLER = "clawstream.caller"  # the scope's key for the `Caller`, which the guard sets
-GROW = "clawstream.grow"  # and for the function that lets in more answers to the request
-RETRY_AFTER_S = 2
-MAX_RECORDED_BYTES = 8 * 2**20  # the most that a record of the log holds
-_OWN_BYTES = 4096  # of a record, for its names, times and ids
-_TOKEN_BYTES = 4
-_MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
-_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 # Its arguments: the body, whether a header ends the session, and the look-up of an earlier answer.

@@ -16,6 +16,7 @@ from clawstream.gateway.answering.replies import Ending
 from clawstream.gateway.requests.fields import BadRequest
 
 Refuse = Callable[[Send, BadRequest], Awaitable[None]]
+T = TypeVar("T")
 
 
 class DialectReply(Protocol):
@@ -146,9 +147,6 @@ async def send_whole(send: Send, status: int, headers: list[tuple[bytes, bytes]]
     length = (b"content-length", str(len(body)).encode("ascii"))
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length]})
     await send({"type": "http.response.body", "body": body})
-
-
-T = TypeVar("T")
 
 
 @asynccontextmanager

@@ -15,6 +15,12 @@ from clawstream.gateway.requests.fields import BadRequest, to_json
 from clawstream.inference.engine import Chunk
 from clawstream.rendering.renderer import HALF_CHARACTER, PromptRenderer
 
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+JSON = (b"content-type", b"application/json")
+_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_SUFFIX = b',"logprobs":null,"finish_reason":null}]}\n\n'  # of a chunk
+
 
 class SampledTokens:
     """The tokens sampled since the last take; one object for each answer."""
@@ -55,13 +61,6 @@ class SampledTokens:
     def _entry(self, token: int, value: float | None) -> dict[str, Any]:
         text = self._renderer.decode((token,))
         return {"token": text, "logprob": value, "bytes": None if HALF_CHARACTER in text else list(text.encode())}
-
-
-KEEP_ALIVE = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
-JSON = (b"content-type", b"application/json")
-_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
-_SUFFIX = b',"logprobs":null,"finish_reason":null}]}\n\n'  # of a chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

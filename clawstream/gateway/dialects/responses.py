@@ -34,6 +34,17 @@ Item = Mapping[str, Any]
 OURS = re.compile(r"(?:resp|msg|rs|fc|ctc)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:_([0-9]{1,6}))?")
 _ROLES = ("system", "developer", "user", "assistant")
 _SAID = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+TRANSLATED = "responses"  # an option: what the request held besides the messages it became
+INSTRUCTED = "instructed"  # its flag: the first message is `instructions`, which later requests don't inherit
+_RENAMED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"})
+_NOT_THERE = frozenset(
+    {
+        *("background", "conversation", "prompt", "messages", "n", "logprobs"),
+        *("max_tokens", "max_completion_tokens", "response_format"),
+    }
+)
+_LOGPROBS = "message.output_text.logprobs"
+_CODEX = "client_metadata"  # not recorded
 
 
 @dataclass(slots=True)
@@ -245,19 +256,6 @@ def _string(item: Item, key: str, where: str) -> str:
     if not isinstance(found, str):
         raise wrong(f"{where}.{key}", found, "a string")
     return found
-
-
-TRANSLATED = "responses"  # an option: what the request held besides the messages it became
-INSTRUCTED = "instructed"  # its flag: the first message is `instructions`, which later requests don't inherit
-_RENAMED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"})
-_NOT_THERE = frozenset(
-    {
-        *("background", "conversation", "prompt", "messages", "n", "logprobs"),
-        *("max_tokens", "max_completion_tokens", "response_format"),
-    }
-)
-_LOGPROBS = "message.output_text.logprobs"
-_CODEX = "client_metadata"  # not recorded
 
 
 def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) -> ChatRequest:

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from clawstream.gateway.requests.fields import BadRequest, items, mapping, text
 
+SEALED = "clawstream-"
+
+
 _CUSTOM, _NAMESPACED = "custom", "namespaced"
 
 
@@ -126,9 +129,6 @@ def _name(tool: object, where: str) -> str:
     if not isinstance(name, str) or not name:
         raise BadRequest(f"{where} is not a tool with a name.", param=where)
     return name
-
-
-SEALED = "clawstream-"
 
 
 def sealed(thought: str) -> str:

@@ -13,6 +13,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+_WEIGHT = 0.1  # of the newest acknowledgement
+_AT_MOST = 4  # times the bound
+_OURS_AT_MOST = 10  # times the bound; a process that was stopped measures the stop
+
 
 class SpooledSessions:
     """The numbers of records that wait in the spool, by key."""
@@ -54,11 +58,6 @@ class SpooledSessions:
         """Note that the log has the records now."""
         self.leave(keys)
         self._failed = False
-
-
-_WEIGHT = 0.1  # of the newest acknowledgement
-_AT_MOST = 4  # times the bound
-_OURS_AT_MOST = 10  # times the bound; a process that was stopped measures the stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,22 @@ import orjson
 from clawstream.conversation.messages import dump
 from clawstream.errors import ClawstreamError
 
+_MAX_LABELS = 16
+_MAX_LABEL_NAME = 64
+_MAX_LABEL = 512
+T = TypeVar("T")
+MOST = 2**63 - 1  # of a whole number, as records hold them
+_READ_AS_FLOAT = 2.0**63  # whole numbers from here on, and below minus that, are not read exactly
+_KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+_NAME = re.compile(r"[!-~]{1,200}")
+
 
 class BadRequest(ClawstreamError):
     """The request is refused with `status`, as OpenAI's error object."""
@@ -72,24 +88,6 @@ def to_json(value: Any) -> bytes:
         return orjson.dumps(value)
     except TypeError:
         return dump(value)
-
-
-_MAX_LABELS = 16
-_MAX_LABEL_NAME = 64
-_MAX_LABEL = 512
-
-T = TypeVar("T")
-MOST = 2**63 - 1  # of a whole number, as records hold them
-_READ_AS_FLOAT = 2.0**63  # whole numbers from here on, and below minus that, are not read exactly
-_KINDS: Mapping[type, str] = {
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-}
-_NAME = re.compile(r"[!-~]{1,200}")
 
 
 def typed(found: object, type_: type[T], where: str) -> T | None:

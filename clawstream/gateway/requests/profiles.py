@@ -23,6 +23,16 @@ from clawstream.gateway.requests.wire import ChatRequest, truthy
 MAX_GROUP_SIZE = 4096
 MAX_STEP_INDEX = 10**6
 _DIGITS = re.compile(r"0|[1-9][0-9]{0,8}")
+_COUNT = re.compile(r"[0-9]{1,9}")  # a longer one is ignored
+_RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
+_RUNTIME_CHARACTERS = 4000
+# The beginning of session ids of the client's own side conversations, which are no part of the main one.
+_DETACHED = "internal-session-effects-"
+_CLAUDE_CODE = "x-claude-code-session-id"
+_CLAUDE_CODE_AGENT = "x-claude-code-agent-id"
+_CODEX = "x-codex-turn-metadata"
+_CODEX_TURN = "turn"  # the kind of an ordinary request, not a compaction or another one of Codex's own
+_SUMMARISING = "You are a context summarization assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +68,6 @@ def _number(headers: Mapping[str, str], name: str, *, low: int, high: int) -> in
     if not _DIGITS.fullmatch(found) or not low <= int(found) <= high:
         raise BadRequest(f"{name} is {found[:50]!r}; expected a whole number from {low} to {high}.", param=name)
     return int(found)
-
-
-_COUNT = re.compile(r"[0-9]{1,9}")  # a longer one is ignored
-_RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\| sessionId=([!-~]{1,200}) \|[^\n]*\s*\Z")
-_RUNTIME_CHARACTERS = 4000
-# The beginning of session ids of the client's own side conversations, which are no part of the main one.
-_DETACHED = "internal-session-effects-"
-_CLAUDE_CODE = "x-claude-code-session-id"
-_CLAUDE_CODE_AGENT = "x-claude-code-agent-id"
-_CODEX = "x-codex-turn-metadata"
-_CODEX_TURN = "turn"  # the kind of an ordinary request, not a compaction or another one of Codex's own
-_SUMMARISING = "You are a context summarization assistant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

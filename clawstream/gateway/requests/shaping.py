@@ -22,6 +22,12 @@ from clawstream.gateway.requests.fields import (
 )
 
 _EXPECTED = '"auto", "none", "required", {"type": "function", "function": {"name": "..."}} or allowed_tools'
+_HALF = re.compile("[\ud800-\udfff]")  # of a character
+_ANY_OBJECT = '{"type": "object"}'  # as a JSON schema: what SGLang makes of json_object
+_MAX_BIASES = 1024
+MAX_GRAMMAR_BYTES = 128 * 2**10  # the grammar is recorded a second time, beside its request
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
+_LEAST_REPETITION = 0.01  # SGLang divides by it; values nearer to 0 turn logits into NaN or infinity
 
 
 def narrowed(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,14 +92,6 @@ def _name(tool: object, where: str) -> str:
     if name is None:
         raise BadRequest(f"{where} is not a function with a name.", param=where)
     return name
-
-
-_HALF = re.compile("[\ud800-\udfff]")  # of a character
-_ANY_OBJECT = '{"type": "object"}'  # as a JSON schema: what SGLang makes of json_object
-_MAX_BIASES = 1024
-MAX_GRAMMAR_BYTES = 128 * 2**10  # the grammar is recorded a second time, beside its request
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,8}")
-_LEAST_REPETITION = 0.01  # SGLang divides by it; values nearer to 0 turn logits into NaN or infinity
 
 
 def read_shaping(body: Mapping[str, Any]) -> Shaping | None:

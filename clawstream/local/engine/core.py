@@ -33,6 +33,8 @@ _LEAST_PIECE_TOKENS = 16  # so that a long prompt gets finished although new sho
 _SCORED_LOGITS = 1 << 26
 
 Output = tuple[Job, TokenDelta]
+# The longest a step waits for the event loop to take the tokens of the step before.
+_HAND_OVER_S = 0.01
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,8 +242,6 @@ def _written(top: Sequence[tuple[float, int]]) -> list[Logprob]:
 
 
 Result = TypeVar("Result")
-# The longest a step waits for the event loop to take the tokens of the step before.
-_HAND_OVER_S = 0.01
 
 Command = Callable[[Core], Iterable[Output]]
 

@@ -33,6 +33,8 @@ from clawstream.local.engine.rows import KvRows
 NAME = "clawstream_rows"
 # The cost of one more attention call, as the number of keys that a batched call reads in the same time.
 _CALL_COST_KEYS = 2048
+_TOLERANCE_NATS = 1e-2
+_PREFIX = "base_model.model."
 
 
 class PromptSegment(NamedTuple):
@@ -170,9 +172,6 @@ def _decode(
 AttentionInterface.register(NAME, attend_rows)
 
 
-_TOLERANCE_NATS = 1e-2
-
-
 class RowModel:
     """The model, and what the engine has to know about it."""
 
@@ -275,9 +274,6 @@ def _eos_ids(path: str, configured: int | list[int] | None) -> set[int]:
     for one in named:
         ids.update(one if isinstance(one, list) else [] if one is None else [one])
     return ids
-
-
-_PREFIX = "base_model.model."
 
 
 class _Pair(NamedTuple):

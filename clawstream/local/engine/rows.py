@@ -20,6 +20,9 @@ from clawstream.inference.engine import WeightsSpan
 Decode: TypeAlias = Callable[[Sequence[int]], str]
 TokenArray: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int32]]"
 FinishReason: TypeAlias = dict[str, object]
+FIRST_CAPACITY_TOKENS = 1024
+_SHORTEST_REUSE_TOKENS = 16
+_NOTHING = np.empty(0, dtype=np.int32)
 
 
 class Sink(Protocol):
@@ -140,9 +143,6 @@ def finish_reason(job: Job, decode: Decode | None) -> FinishReason | None:
     return None
 
 
-FIRST_CAPACITY_TOKENS = 1024
-
-
 class LayerKv(NamedTuple):
     """Keys and values of one layer, each [S, C, H, D]."""
 
@@ -207,9 +207,6 @@ class KvRows:
                 tensor_SCHD[other, :one_tokens] = kept
 
 
-_SHORTEST_REUSE_TOKENS = 16
-
-
 @dataclass(slots=True, kw_only=True)
 class _Left:
     """The content of a row without a job."""
@@ -218,9 +215,6 @@ class _Left:
     cache_key: tuple[str | None, str | None]
     epoch: int
     tick: int
-
-
-_NOTHING = np.empty(0, dtype=np.int32)
 
 
 class JobRows:

@@ -30,6 +30,9 @@ from clawstream.inference.engine import SamplingParams
 from clawstream.local.engine.rows import Job
 from clawstream.rendering.encoding import token_bytes
 
+_LEAST = 1e-30  # a smaller repetition penalty would make logits that are not finite
+_MAX_REMAINDERS = 10_000  # llguidance makes a state of each: 2 million took 52 s and 1.4 GB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
@@ -107,9 +110,6 @@ def _filtered(prob_BV: Tensor, samplings: Sequence[SamplingParams]) -> Tensor:
     return prob_BV.scatter(1, order_BV, sorted_BV.masked_fill(excluded_BV, 0.0))
 
 
-_LEAST = 1e-30  # a smaller repetition penalty would make logits that are not finite
-
-
 def shaped(logits_BV: Tensor, jobs: Sequence[Job]) -> Tensor:
     """Return the logits of each job's next token as its request shapes them; rows of other jobs are unchanged."""
     if all(job.call.request.sampling.shaping is None for job in jobs):
@@ -134,9 +134,6 @@ def _shape(logits_V: Tensor, shaping: Shaping, said: Sequence[int], stop_ids: fr
         logits_V[[token for token in stop_ids if token < len(logits_V)]] = -torch.inf
     for biased in shaping.logit_bias:
         logits_V[biased.token_id] += biased.bias
-
-
-_MAX_REMAINDERS = 10_000  # llguidance makes a state of each: 2 million took 52 s and 1.4 GB
 
 
 class GrammarTokenizer:

@@ -26,6 +26,9 @@ SHARED_PROGRAMS = Path("/var/cache/clawstream")
 _NOBODY = "nobody"
 _OWN_IDS = range(60_706, 61_184)  # user ids from a range that systemd leaves unused
 _ASKED_WITHIN_S = 10.0
+_LOCK = ".clawstream-lock"
+_ADDRESS = "address"
+CLAIM_WITHIN_S = 30.0  # a server whose owner was killed needs a moment to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +150,6 @@ def _closed(folder: Path) -> bool:
     """Whether other users can't enter `folder` or a folder above it."""
     ways = (folder.absolute(), *folder.absolute().parents)
     return any(not way.stat().st_mode & stat.S_IXOTH for way in ways)
-
-
-_LOCK = ".clawstream-lock"
-_ADDRESS = "address"
-CLAIM_WITHIN_S = 30.0  # a server whose owner was killed needs a moment to end
 
 
 def cache_folder() -> Path:

@@ -25,6 +25,12 @@ _USER = "clawstream"
 _MECHANISM = "SCRAM-SHA-256"
 _KEPT_IN = "password"
 _MODULES = "org.apache.kafka.common.security"
+READY_WITHIN_S = 90.0
+STOP_WITHIN_S = 15.0
+_STARTED = "Kafka Server started"  # its last log line of a start: it lists itself, and takes requests
+# The first compiler only: half the processor time of a start and 35 MB less, for a load that never needs the second.
+_JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
+        "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")  # fmt: skip
 
 
 def new_password() -> str:
@@ -79,14 +85,8 @@ def listeners(port: int, controller_port: int, password: str | None) -> str:
     )
 
 
-READY_WITHIN_S = 90.0
-STOP_WITHIN_S = 15.0
 _CONFIG = Path(__file__).parent / "broker"
 _DATA, _NEW_DATA = "data", "data.new"
-_STARTED = "Kafka Server started"  # its last log line of a start: it lists itself, and takes requests
-# The first compiler only: half the processor time of a start and 35 MB less, for a load that never needs the second.
-_JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
-        "-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true")  # fmt: skip
 
 
 class EmbeddedKafka:

@@ -29,6 +29,8 @@ from clawstream.local.servers import watcher
 
 _BEYOND_GRACE_S = 5.0
 _LOOK_EVERY_S = 0.02
+HOST = "127.0.0.1"
+_LINUX = sys.platform == "linux"
 _LINE_BYTES = 2**22  # the longest line of a child's output that is read
 
 die_with_parent = watcher.signal_at_parents_death(signal.SIGKILL)
@@ -185,10 +187,6 @@ def _problems(page: str) -> str:
         return "; ".join(str(part["problem"]) for part in json.loads(page)["missing"])
     except (ValueError, KeyError, TypeError):
         return ""
-
-
-HOST = "127.0.0.1"
-_LINUX = sys.platform == "linux"
 
 
 @contextmanager

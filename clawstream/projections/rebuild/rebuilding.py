@@ -38,6 +38,11 @@ from clawstream.stream.log import Arrived, Log, PartitionId, Raw, Undecodable, p
 T = TypeVar("T")
 
 Tell = Callable[[str, int, int], None]  # the work's name, how much is done, of how much
+_BUILD_LOCK = 0x636C6178  # an arbitrary lock number that no other program on this database uses
+HELD_RECORDS = 2000  # the projector is kept waiting for at most so many, unless it reads as fast as we do
+SWAP_TRIES = 600
+SWAP_AGAIN_S = 0.5
+_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
 
 
 class ReplayedLog(Log, Protocol):
@@ -58,13 +63,6 @@ async def on_a_thread(blocking: AbstractContextManager[T]) -> AsyncIterator[T]:
             raise
     else:
         await asyncio.to_thread(blocking.__exit__, None, None, None)
-
-
-_BUILD_LOCK = 0x636C6178  # an arbitrary lock number that no other program on this database uses
-HELD_RECORDS = 2000  # the projector is kept waiting for at most so many, unless it reads as fast as we do
-SWAP_TRIES = 600
-SWAP_AGAIN_S = 0.5
-_IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

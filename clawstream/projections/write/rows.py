@@ -34,6 +34,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_ID_BYTES = 600  # of the 2704 that an index takes
 _KEPT_ID_CHARACTERS = 100
 _CELL_ENDS = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
+_SOURCE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
+_NO_FIELD = ("IDENTITY", False)  # any existing attribute will do: the column does not depend on it
+GROUP = "project"
 
 
 def to_cell(name: str, kind: object, *, enum: bool) -> ToCell:
@@ -180,10 +183,6 @@ def _maker(event: type[Event]) -> Callable[[Record], TableRow]:
     return make
 
 
-_SOURCE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
-_NO_FIELD = ("IDENTITY", False)  # any existing attribute will do: the column does not depend on it
-
-
 def _field_paths(kind: type, names: frozenset[str]) -> dict[str, tuple[str, bool]]:
     """Return where these fields are, in the dataclass or in one that it holds, and which are enums."""
     found: dict[str, tuple[str, bool]] = {}
@@ -207,9 +206,6 @@ def _always(cell: str) -> ToCell:
 
 
 _MAKERS: Mapping[type[Event], Callable[[Record], TableRow]] = {event: _maker(event) for event in TABLE_OF}
-
-
-GROUP = "project"
 
 
 class UnusableRecords(Exception):

@@ -24,6 +24,18 @@ REJECTED_SHARE = 0.05
 ENTROPY, LENGTH = (0.1, 3.0), (0.7, 1.4)  # relative to the first batch, which the base answered
 FLIPPED_SHARE = 0.6  # of the ceiling
 _EPSILON = 1e-9  # for rounding errors: scores are shares of some 500 problems, as floats
+CONTROL_RISE = 0.10  # a control may end at most this far above the base
+CONTROL_GAP = 0.40  # and its method has to end at least this far above the control
+# The 0.95 and 0.975 quantiles of Student's t with 1, 2, ... 30 degrees of freedom: NIST/SEMATECH e-Handbook of
+# Statistical Methods, 1.3.6.7.2. Above 30 degrees the last one is used, which makes intervals 4 % too wide at most.
+T950 = (
+    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746,
+    1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697,
+)  # fmt: skip
+T975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,20 +118,6 @@ def _learned_anew(row: ReportRow, after: int) -> SteadinessCheck:
     share = max(scores) / ceiling
     has_learned, is_over = share >= FLIPPED_SHARE - _EPSILON, row.score(after + ANEW_WITHIN) is not None
     return SteadinessCheck(wanted=wanted, found=(share,), holds=has_learned if has_learned or is_over else None)
-
-
-CONTROL_RISE = 0.10  # a control may end at most this far above the base
-CONTROL_GAP = 0.40  # and its method has to end at least this far above the control
-# The 0.95 and 0.975 quantiles of Student's t with 1, 2, ... 30 degrees of freedom: NIST/SEMATECH e-Handbook of
-# Statistical Methods, 1.3.6.7.2. Above 30 degrees the last one is used, which makes intervals 4 % too wide at most.
-T950 = (
-    6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753, 1.746,
-    1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697,
-)  # fmt: skip
-T975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,8 @@ CHAT_TEMPLATE = """\
 {{- '<think>\\n\\n</think>\\n\\n' }}
 {%- endif %}
 {%- endif %}"""
+_NUM_FINGERPRINTED = 500
+LEARNING_RATE = 2e-4  # at which people teach it, in the demonstration and under `clawstream up`
 
 
 def core(words: tuple[str, ...] = ()) -> Tokenizer:
@@ -83,10 +85,6 @@ def build(words: tuple[str, ...] = ()) -> "PreTrainedTokenizerFast":
 
 def save(folder: Path, words: tuple[str, ...] = ()) -> None:
     build(words).save_pretrained(str(folder))
-
-
-_NUM_FINGERPRINTED = 500
-LEARNING_RATE = 2e-4  # at which people teach it, in the demonstration and under `clawstream up`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

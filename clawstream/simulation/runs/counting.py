@@ -67,6 +67,8 @@ FROM corrections AS c
 JOIN first_answers AS f USING (policy_version)
 WHERE f.first_token_at_ms IS NOT NULL
 """
+JAVA = "java"  # the broker is counted apart
+MEASURED_EVERY_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +113,6 @@ def _counts(url: str) -> Counts:
         exchange_to_row_ms=tuple(float(str(row["ms"])) for row in rows_of(url, _EXCHANGE_TO_ROW)),
         correction_to_policy_s=tuple(float(str(row["s"])) for row in rows_of(url, _CORRECTION_TO_POLICY)),
     )
-
-
-JAVA = "java"  # the broker is counted apart
-MEASURED_EVERY_S = 2.0
 
 
 class Footprint:

@@ -21,6 +21,13 @@ from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
 UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
+PAUSE_WITHIN_S = 120.0
+_END_WITHIN_S = 10.0
+MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
+SESSIONS_A_SAMPLE = 250  # of a batch; where as many make none the run ends
+AT_A_TIME = 4  # batches' worth of sessions
+PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
+_GROUPED = ("trajectories", "groups")
 
 
 class Watch:
@@ -130,10 +137,6 @@ class Watch:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(until_s):
                         await self._changed.wait()
-
-
-PAUSE_WITHIN_S = 120.0
-_END_WITHIN_S = 10.0
 
 
 @contextlib.asynccontextmanager
@@ -246,13 +249,6 @@ class ScorerProcess:
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
             by_persona=found.get("by_persona"),
         )  # fmt: skip
-
-
-MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
-SESSIONS_A_SAMPLE = 250  # of a batch; where as many make none the run ends
-AT_A_TIME = 4  # batches' worth of sessions
-PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
-_GROUPED = ("trajectories", "groups")
 
 
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:

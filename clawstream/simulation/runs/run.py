@@ -37,6 +37,8 @@ STUDENTS_AT_ONCE = 8
 _UPDATES_A_ROUND = 12  # at most, with room to spare
 Method = Literal["combined", "binary", "opd", "topk", "stepwise", "outcome"]
 Tell = Callable[["RunProgress"], None]
+SCENARIO = "student"
+TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,10 +333,6 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
 
 def _last(scores: Sequence[VersionScore]) -> float | None:
     return scores[-1].score if scores else None
-
-
-SCENARIO = "student"
-TEMPERATURE = 0.8
 
 
 async def demonstrate(plan: Plan, *, tell: Tell) -> Figures:

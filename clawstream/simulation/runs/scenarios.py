@@ -31,6 +31,11 @@ from clawstream.simulation.reactions import wordings_of
 NUM_SCORED = 500
 SCORED_FLIPPED = "scored-flipped.jsonl"
 _INTEGER = re.compile(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+")
+STEPS_A_ROUND = 96  # an environment's steps between two scores, at least; all arms get as many, but not as many updates
+log = logging.getLogger(__name__)
+MAX_TOKENS = 512  # of an answer
+BASE_VERSION = "0"
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +188,6 @@ class ScenarioPrograms:
     silenced: Mapping[Control, tuple[str, ...]]  # the methods that a control leaves nothing to learn from
 
 
-STEPS_A_ROUND = 96  # an environment's steps between two scores, at least; all arms get as many, but not as many updates
 _PEOPLE = ScenarioPrograms(
     controls=MappingProxyType(  # opd and topk learn from hints alone, so a changed verdict changes nothing
         {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary", "combined"), Control.FROZEN: _OF_PEOPLE}
@@ -212,13 +216,6 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
         ),
     }
 )
-
-
-log = logging.getLogger(__name__)
-
-MAX_TOKENS = 512  # of an answer
-BASE_VERSION = "0"
-S = TypeVar("S", bound=Section)
 
 
 def blended(run: Settings, own: Settings) -> Settings:

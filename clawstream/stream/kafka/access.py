@@ -24,6 +24,11 @@ Operation = Literal["Read", "Write", "Describe", "DescribeConfigs"]
 
 OPERATOR = "operator"  # this user may do everything: make topics, grant, replay, look
 BOOKMARKS = "train-"  # how the group name of each policy's trainer begins
+_KINDS: Mapping[Kind, int] = {"topic": 2, "group": 3}
+_PATTERNS: Mapping[Pattern, int] = {"literal": 3, "prefix": 4}
+_OPERATIONS: Mapping[Operation, int] = {"Read": 3, "Write": 4, "Describe": 8, "DescribeConfigs": 10}
+
+
 OURS, _REPLAYS = "clawstream.", "clawstream.replay."
 
 
@@ -156,9 +161,6 @@ def environments(passwords: Mapping[str, str]) -> dict[str, str]:
 
 _Word = TypeVar("_Word")
 _ANY, _ALLOW, _EVERYWHERE = 1, 3, "*"
-_KINDS: Mapping[Kind, int] = {"topic": 2, "group": 3}
-_PATTERNS: Mapping[Pattern, int] = {"literal": 3, "prefix": 4}
-_OPERATIONS: Mapping[Operation, int] = {"Read": 3, "Write": 4, "Describe": 8, "DescribeConfigs": 10}
 
 
 @dataclass(frozen=True, slots=True)

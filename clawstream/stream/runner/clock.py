@@ -10,6 +10,8 @@ appended now, and no record counts as older than the one before it in its partit
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+BELIEVED_MS = 600_000  # clocks that are set right differ by less
+
 
 class LogClock:
     """The log's clock, from the newest append times seen by topic."""
@@ -47,9 +49,6 @@ class LogClock:
     def _advance(self, timestamp_ms: int, at_s: float) -> None:
         if self._newest_ms is None or timestamp_ms > self._newest_ms:
             self._newest_ms, self._newest_at_s = timestamp_ms, at_s
-
-
-BELIEVED_MS = 600_000  # clocks that are set right differ by less
 
 
 class ClockFault(NamedTuple):

@@ -38,6 +38,9 @@ from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.trainable import ModelLimits
 from clawstream.training.checkpoints import Checkpoint, read
 
+LOST = frozenset({DropReason.STALE, DropReason.UNGROUPED, DropReason.LEFT_OUT, DropReason.UNSETTLED})
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraining:
@@ -92,15 +95,11 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
         DropReason.UNSETTLED: "their groups were not settled",
     }
 )  # what came before is in a batch or named by what it was then; what can't be trained on is set aside and named there
-LOST = frozenset({DropReason.STALE, DropReason.UNGROUPED, DropReason.LEFT_OUT, DropReason.UNSETTLED})
 
 
 def grown(dropped: Mapping[DropReason, int], logged: Counter[DropReason]) -> dict[DropReason, int]:
     """Return the counts that are at least twice the number last logged, for reasons that have words."""
     return {reason: number for reason in WHY if (number := dropped.get(reason, 0)) >= max(1, 2 * logged[reason])}
-
-
-log = logging.getLogger(__name__)
 
 
 class TrainingLog(ResettableLog, EventLog, Protocol):

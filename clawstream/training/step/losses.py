@@ -22,6 +22,9 @@ from clawstream.training.step.packing import Pack, Tokens
 
 GAP_MASK_NATS = -0.1  # below this the teacher likes a token clearly less than the student does
 GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy is clipped to this, both ways: one may be 20
+MAX_KL_DIFFERENCE_NATS = 10.0
+LEAST_TAIL = 1e-7  # of the rest's probability: a float32 sum of all tokens may reach 1
+MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; the clipped objective is flat or hopeless long before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +126,6 @@ class Answers:
     def each(self, values_N: Tensor) -> list[Tensor]:
         """Return values [N, ...] as one [T, ...] for each row."""
         return list(torch.split(values_N, self._lengths))
-
-
-MAX_KL_DIFFERENCE_NATS = 10.0
-LEAST_TAIL = 1e-7  # of the rest's probability: a float32 sum of all tokens may reach 1
-MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; the clipped objective is flat or hopeless long before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,9 @@ from typing import NamedTuple
 LEAST_SHARED_TOKENS = 16  # a shorter common beginning is computed again, which costs less than one more segment
 
 Tokens = tuple[int, ...]
+CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
+WINDOW_REWARDS = 128
+RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations of so many tosses of a coin
 
 
 class Segment(NamedTuple):
@@ -142,11 +145,6 @@ def shares(lengths_tokens: Sequence[int], count: int) -> list[list[int]]:
         found[least].append(index)
         tokens[least] += lengths_tokens[index]
     return [sorted(indices) for indices in found]
-
-
-CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
-WINDOW_REWARDS = 128
-RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations of so many tosses of a coin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
