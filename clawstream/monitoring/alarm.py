@@ -15,7 +15,6 @@ from clawstream.monitoring.windows import EventCounts
 from clawstream.stream.stage import Record
 
 IDLE_MS = 10 * 60_000  # a restarted trainer first loads a model, then takes the due batch
-STEP_MS = 30 * 60_000  # a step of a large policy may take long
 STILL_SAMPLES = 128
 FEW = 4  # turns, votes or verdicts, which one person gives in minutes
 MOVES_SAMPLES = 512  # at most, over which rewards are looked at: a slow move does not show in fewer
@@ -86,7 +85,7 @@ def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, no
         "was never heard of" if seen is None else f"was last heard of {_minutes(now_ms - seen.at_ms)} ago ({seen.what})"
     )
     if seen is not None and seen.in_step:
-        if now_ms - seen.at_ms < STEP_MS:
+        if now_ms - seen.at_ms < STILL_MS:
             return None
         return f"the trainer {last}, and that step is still to come: does `clawstream train` run? Its log says more"
     since = sorted(came_ms)

@@ -215,8 +215,8 @@ def _ticks(axis: Any, names: Sequence[str]) -> None:
     axis.set_ticks(range(len(names)), labels=names)
 
 
-async def _read(log: ReplayLog, topics: Sequence[str]) -> list[Event]:
+async def _read(log: ReplayLog, names: Sequence[str]) -> list[Event]:
     found: list[Event] = []
-    async for records in log.follow(topics, until_end=True):
+    async for records in log.follow(names, until_end=True):
         found += [record.event for record in records if isinstance(record, Record)]
     return found

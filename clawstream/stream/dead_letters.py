@@ -6,7 +6,7 @@ all there is to know.
 """
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
@@ -203,12 +203,9 @@ def reason_of(error: Exception) -> Reason:
     return Reason.UNUSABLE if isinstance(error, UnusableEvent) else Reason.FAILED
 
 
-def expired(ready: Iterable[DeadLetter], found: Container[DeadLetterId]) -> list[DeadLetter]:
-    """Return the dead letters, to be discarded where the log has lost the record: it can never be used."""
-    return [
-        one if one.id in found or one.fate is Fate.DISCARD else replace(one, fate=Fate.DISCARD, because=EXPIRED)
-        for one in ready
-    ]
+def expired(dead_letter: DeadLetter) -> DeadLetter:
+    """Return the dead letter, to be discarded since the log has lost its record: it can never be used."""
+    return dead_letter if dead_letter.fate is Fate.DISCARD else replace(dead_letter, fate=Fate.DISCARD, because=EXPIRED)
 
 
 def dead_letter_headers(

@@ -25,6 +25,7 @@ from clawstream.stream.dead_letters import (
     reason_of,
 )
 from clawstream.stream.log import Arrived, Log, PartitionId, Raw, Undecodable, key_of
+from clawstream.stream.runner.breaker import LONGEST_WAIT_S
 from clawstream.stream.runner.calling import until_done
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import DLQ_SUFFIX, all_topics, dead_letter_topic
@@ -47,6 +48,7 @@ class Quarantine:
         *,
         ordered: bool,
         retry_s: float,
+        longest_s: float = LONGEST_WAIT_S,
         stop: asyncio.Event | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -55,16 +57,19 @@ class Quarantine:
         self.known = KnownDeadLetters(name)
         self.current = asyncio.Event()  # set once everything that stood in the queues when `follow` began is read
         self._log = to
-        self._retry_s = retry_s
+        self._retry_s, self._longest_s = retry_s, longest_s
         self._stop = stop or asyncio.Event()
         self._on_change = on_change
         self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
-        self._carried_out: dict[int, int] = {}  # by partition: the value of `known.changes` up to which all is done
+        # By partition: the value of `known.changes` up to which all is done, and the reader's positions if not all is.
+        self._carried_out: dict[int, tuple[int, Mapping[PartitionId, int] | None]] = {}
 
     async def follow(self) -> None:
         """Read the queues, then what arrives, until cancelled."""
         if self._queues:
-            await until_done(self._follow, f"stage={self.name} dead_letters=unread", retry_s=self._retry_s)
+            await until_done(
+                self._follow, f"stage={self.name} dead_letters=unread", retry_s=self._retry_s, longest_s=self._longest_s
+            )
         self.current.set()
 
     async def _follow(self) -> None:
@@ -137,8 +142,8 @@ class Quarantine:
         Only those before the reader's `positions` are given. If `use` returns False or raises TryLater, the next call
         of this method tries again.
         """
-        changes = self.known.changes
-        if self._carried_out.get(number) == changes:
+        changes, left_at = self.known.changes, None
+        if self._carried_out.get(number) in ((changes, None), (changes, positions)):
             return
         for key in self.known.due(number):
             ready = self.known.ready(number, key)
@@ -150,8 +155,8 @@ class Quarantine:
                 log.warning("stage=%s partition=%d release=failed reason=%s", self.name, number, error)
                 return
             if reached != ready:
-                changes = -1  # the rest is carried out once the reader is there
-        self._carried_out[number] = changes
+                left_at = dict(positions)  # the rest is carried out once the reader is there
+        self._carried_out[number] = changes, left_at
 
     async def read(self, dead_letters: Sequence[DeadLetter]) -> dict[DeadLetterId, Arrived]:
         """Return the records of dead letters of one key and partition; those that the log has lost are missing."""
@@ -161,7 +166,10 @@ class Quarantine:
             return {self.id_of(record): record async for records in there for record in records}
 
     async def _until_done(self, work: Callable[[], Awaitable[None]]) -> None:
-        await until_done(work, f"stage={self.name} dead_letter=failed", retry_s=self._retry_s, stop=self._stop)
+        await until_done(
+            work, f"stage={self.name} dead_letter=failed", retry_s=self._retry_s, longest_s=self._longest_s,
+            stop=self._stop,
+        )  # fmt: skip
 
 
 def readable(record: Arrived) -> Record:

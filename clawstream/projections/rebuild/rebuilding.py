@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.exc import OperationalError
 
-from clawstream.errors import OperatorError
+from clawstream.errors import OperatorError, TryLater
 from clawstream.projections import database
 from clawstream.projections.rebuild import schemas
 from clawstream.projections.rebuild.schemas import BUILDING, fence, overrule
@@ -127,7 +127,7 @@ async def rebuild(
             )
     except OperationalError as error:
         raise database.unreachable(engine, error) from error
-    except (psycopg.Error, UnusableRecords) as error:
+    except (psycopg.Error, TryLater, UnusableRecords) as error:
         raise OperatorError(f"Postgres did not let the tables be rebuilt: {error}. They are as they were") from error
     finally:
         building.dispose()

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
+from clawstream.errors import OperatorError
 from clawstream.projections.rebuild.comparing import COMPARED, Difference, Scratch, scratch
 from clawstream.projections.rebuild.rebuilding import ReplayedLog, Tell, on_a_thread
 from clawstream.projections.rebuild.schemas import Overruled, overruled_of
@@ -20,7 +21,7 @@ from clawstream.projections.write.progress import (
     partition_progress,
     refuse_another_log,
 )
-from clawstream.projections.write.rows import indexable, rows_of
+from clawstream.projections.write.rows import UnusableRecords, indexable, rows_of
 from clawstream.stream.avro import codec
 from clawstream.stream.log import PartitionId, Raw, Undecodable, arrived, digest_of
 
@@ -98,10 +99,13 @@ async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tel
     """Compare chain and rows with the log up to the recorded offsets; the database is left as it was.
 
     With `sample` the whole chain is compared, but only the rows of some keys. Raises DatabaseMismatch where the
-    database belongs to another log or revision.
+    database belongs to another log or revision, OperatorError where a record can't become a row.
     """
-    async with on_a_thread(scratch(url)) as beside:
-        return await _verify(beside, log, sample, tell)
+    try:
+        async with on_a_thread(scratch(url)) as beside:
+            return await _verify(beside, log, sample, tell)
+    except UnusableRecords as error:
+        raise OperatorError(f"no row can be made of some records of the log: {error}. Nothing was changed") from error
 
 
 async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell: Tell) -> Audit:

@@ -14,12 +14,13 @@ from functools import partial
 from types import MappingProxyType
 from typing import TypeVar
 
-from clawstream.errors import OperatorError, TryLater
+from clawstream.errors import OperatorError
 from clawstream.projections.write.chain import Link, blocks, seed
 from clawstream.projections.write.rows import Release, rows_of
 from clawstream.projections.write.writer import PartitionClaim, PartitionRows, TableWriter
 from clawstream.stream.dead_letters import DeadLetter
 from clawstream.stream.log import Arrived, PartitionId, RecordBatch, Undecodable, digest_in
+from clawstream.stream.runner.calling import until_done
 
 T = TypeVar("T")
 
@@ -132,18 +133,10 @@ class Projector:
                 )
 
     async def _until_taken(self, work: Callable[[], T]) -> T:
-        wait_s = FIRST_WAIT_S
-        while True:
-            try:
-                return await asyncio.to_thread(work)
-            except TryLater as error:
-                if self._stop.is_set():
-                    raise
-                _log.warning("state=waiting_for_database wait_s=%.2f reason=%r", wait_s, str(error))
-            try:
-                await asyncio.wait_for(self._stop.wait(), wait_s)
-            except TimeoutError:
-                wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        return await until_done(
+            lambda: asyncio.to_thread(work), "state=waiting_for_database",
+            retry_s=FIRST_WAIT_S, longest_s=LONGEST_WAIT_S, stop=self._stop,
+        )  # fmt: skip
 
 
 def _rows_to_write(

@@ -41,7 +41,7 @@ class ProjectionQuarantine(Quarantine):
         failures: FailureRate,
         waiting: Sequence[DeadLetter] = (),
     ) -> None:
-        super().__init__(GROUP, TOPICS, to, ordered=True, retry_s=RETRY_S, stop=stop)
+        super().__init__(GROUP, TOPICS, to, ordered=True, retry_s=RETRY_S, longest_s=RETRY_S, stop=stop)
         self._projector = projector
         self._failures = failures
         self._waiting = waiting  # not among the known ones yet

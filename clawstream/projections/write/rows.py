@@ -212,7 +212,7 @@ class UnusableRecords(Exception):
     """Records of a batch that can't become rows; nothing of the batch was written."""
 
     def __init__(self, errors: Mapping[DeadLetterId, Exception]) -> None:
-        super().__init__("; ".join(f"{'/'.join(map(str, at))}: {error}" for at, error in errors.items()))
+        super().__init__("; ".join(f"{at}: {error}" for at, error in errors.items()))
         self.errors = errors
 
 
@@ -253,7 +253,7 @@ def released(
     """Return the outcome for one key's and partition's dead letters, in order."""
     rows: list[TableRow] = []
     closed: list[DeadLetterMark] = []
-    for dead_letter in expired(ready, records):
+    for dead_letter in (one if one.id in records else expired(one) for one in ready):
         if dead_letter.fate is not Fate.DISCARD:
             try:
                 if dead_letter.id in unusable:

@@ -8,7 +8,6 @@ as quarantine.py says. A flood of such records stops the projector, as it does a
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 
 from clawstream.errors import TryLater
 from clawstream.projections import database
@@ -20,6 +19,7 @@ from clawstream.projections.write.rows import GROUP
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.log import Commit, Log, Member, PartitionId
 from clawstream.stream.runner.breaker import FailureRate, flooded
+from clawstream.stream.runner.calling import wait_at_most
 
 POLL_S = 0.2
 POLL_RECORDS = 1000
@@ -49,8 +49,7 @@ async def project(url: str, log: Log, *, stop: asyncio.Event, instance_id: str |
             except TryLater as error:
                 # A member that was once refused its partitions never gets them; a new member does.
                 _log.warning("state=waiting_for_kafka reason=%r", str(error))
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), RETRY_S)
+                await wait_at_most(stop, RETRY_S)
             assignment.end()
             projector.leave()
     finally:

@@ -1,6 +1,6 @@
 """How Kafka's clients are made: our credentials, how much is fetched or sent at once, what the broker's errors mean.
 
-Here alone names of topics and groups get the installation's prefix and lose it.
+A `Broker` puts the installation's prefix before the names of topics and groups, and takes it off again.
 """
 
 import asyncio

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from clawstream.config import KafkaSettings
 from clawstream.errors import ConfigError, PartUnavailable, TryLater
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.client import KafkaSecurity
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.runner.calling import wait_at_most
 
 LOG = logging.getLogger(__name__)
 LOOK_AGAIN_S = 5.0
@@ -46,9 +47,7 @@ async def connected_once_there(
                 log = await stack.enter_async_context(connected(settings, client_id=client_id))
             except (PartUnavailable, TryLater) as error:
                 LOG.warning("kafka=away state=waiting again_in_s=%g reason=%s", LOOK_AGAIN_S, error)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await stop.wait()
+                await wait_at_most(stop, LOOK_AGAIN_S)
         yield log
 
 

@@ -25,13 +25,18 @@ C = TypeVar("C")
 T = TypeVar("T")
 
 
-def wait_before(attempt: int, retry_s: float) -> float:
+def wait_before(attempt: int, retry_s: float, longest_s: float = LONGEST_WAIT_S) -> float:
     """Return how long to wait after failed attempt 0, 1, ..: anything up to a bound that doubles (full jitter)."""
-    return random.uniform(0, min(LONGEST_WAIT_S, retry_s * 2 ** min(attempt, 20)))
+    return random.uniform(0, min(longest_s, retry_s * 2 ** min(attempt, 20)))
 
 
 async def until_done(
-    work: Callable[[], Awaitable[T]], failed: str, *, retry_s: float, stop: asyncio.Event | None = None
+    work: Callable[[], Awaitable[T]],
+    failed: str,
+    *,
+    retry_s: float,
+    longest_s: float = LONGEST_WAIT_S,
+    stop: asyncio.Event | None = None,
 ) -> T:
     """Return what `work` returns, tried again while it raises TryLater; that is raised only once `stop` is set."""
     stop = stop or asyncio.Event()
@@ -42,7 +47,7 @@ async def until_done(
         except TryLater as error:
             if stop.is_set():
                 raise
-            wait_s = wait_before(attempt, retry_s)
+            wait_s = wait_before(attempt, retry_s, longest_s)
             log.warning("%s wait_s=%.2f reason=%s", failed, wait_s, error)
         await wait_at_most(stop, wait_s)
         attempt += 1

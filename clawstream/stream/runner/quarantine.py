@@ -11,6 +11,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Generic, TypeVar
 
+from clawstream.errors import UnusableEvent
 from clawstream.stream.dead_letters import DeadLetter, DeadLetterMark, Fate, expired
 from clawstream.stream.log import Arrived, Log, Undecodable, key_of
 from clawstream.stream.quarantine import Quarantine, readable
@@ -55,27 +56,36 @@ class StageQuarantine(Quarantine, Generic[S, C]):
         records = await self._history(partition, ready)
         if partition.gone:
             return False
-        asked = {one.id: one for one in expired(ready, set(map(self.id_of, records)))}
+        missing = {one.id for one in ready} - set(map(self.id_of, records))
+        begins = await self._log.begin_offsets([place.topic for place in partition.places]) if missing else {}
+        past = {at for at in missing if at.offset < begins.get(at.place, 0)}
+        asked = {one.id: expired(one) if one.id in past else one for one in ready}
         if not self.ordered:  # the rest was used without them, so they come last
             records.sort(key=lambda record: self.id_of(record) in asked)
         for key in {key_text(record) for record in records}:
             partition.fold.forget(key)
         closing = [one.closed for one in asked.values() if one.fate is Fate.DISCARD]
         used: list[PendingRecord] = []
-        held: set[str] = set()  # topics of which the key's later records wait on
+        held: dict[str, int] = {}  # by topic, an offset from which on the key's records wait on
+        for one in asked.values():
+            if one.id in missing and one.fate is not Fate.DISCARD:
+                self._use(partition, one, None)
+                held.setdefault(one.id.topic, one.id.offset)
         for record in records:
             dead_letter = asked.get(self.id_of(record))
             if dead_letter is None:
                 if not self.is_unused(record):
                     with suppress(Exception):  # as in PartitionState.remember
                         partition.fold.apply(readable(record))
-            elif dead_letter.fate is not Fate.DISCARD and record.topic not in held:
+            elif dead_letter.fate is not Fate.DISCARD and (
+                not self.ordered or record.offset < held.get(record.topic, record.offset + 1)
+            ):
                 pending = self._use(partition, dead_letter, record)
                 if pending is not None:
                     used.append(pending)
                     closing.append(dead_letter.closed)
-                elif self.ordered:
-                    held.add(record.topic)
+                else:
+                    held[record.topic] = record.offset
         for mark in closing:
             self.known.mark(mark)
         log.info("stage=%s partition=%d released=%d", self.name, partition.number, len(closing))
@@ -97,7 +107,9 @@ class StageQuarantine(Quarantine, Generic[S, C]):
                         found += [record for record in records if key_of(record) == key]
         return sorted(found, key=lambda record: record.timestamp_ms)
 
-    def _use(self, partition: PartitionState[S, C], dead_letter: DeadLetter, record: Arrived) -> PendingRecord | None:
+    def _use(
+        self, partition: PartitionState[S, C], dead_letter: DeadLetter, record: Arrived | None
+    ) -> PendingRecord | None:
         """Apply the dead letter's record and return what it leads to; None: it is set aside again."""
         pending = PendingRecord(
             place=dead_letter.id.place,
@@ -107,6 +119,8 @@ class StageQuarantine(Quarantine, Generic[S, C]):
             released=asyncio.Event(),
         )
         try:
+            if record is None:
+                raise UnusableEvent("the record was not found on its topic")  # noqa: TRY301
             usable = readable(record)
             step = partition.fold.apply(usable)
         except Exception as error:  # noqa: BLE001  # as in the runner

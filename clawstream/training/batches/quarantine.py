@@ -81,7 +81,7 @@ class TrainingQuarantine(Quarantine):
             records = await self.read([dead_letter])
             record = records.get(dead_letter.id)
             if record is None:
-                await self._close(*expired([dead_letter], records))
+                await self._close(expired(dead_letter))
                 return
             sample, error = _sample(record), _error(record, batcher)
             if error is not None:

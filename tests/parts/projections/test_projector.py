@@ -10,10 +10,10 @@ from sqlalchemy import Engine, text
 
 from clawstream.errors import OperatorError, TryLater
 from clawstream.projections import database
-from clawstream.projections.write import projector
 from clawstream.projections.write.projector import Projector
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream.log import PartitionId, RecordBatch
+from clawstream.stream.runner import calling
 from clawstream.stream.stage import Record
 from tests.parts.projections import one_session
 from tests.parts.projections.reading import contents, empty, write_all
@@ -88,7 +88,7 @@ async def test_a_database_that_is_away_is_waited_for_and_nothing_is_lost(
 async def _heard(words: str) -> None:
     """Return when the projector has logged these words."""
     heard = asyncio.Event()
-    logger = logging.getLogger(projector.__name__)
+    logger = logging.getLogger(calling.__name__)
 
     def listen(record: logging.LogRecord) -> bool:
         if words in record.getMessage():

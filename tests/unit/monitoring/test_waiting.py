@@ -4,7 +4,7 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.events import Event
-from clawstream.monitoring.alarm import IDLE_MS, STEP_MS, BatchRule
+from clawstream.monitoring.alarm import IDLE_MS, STILL_MS, BatchRule
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.status import due_of
 from clawstream.stream.stage import Record
@@ -53,8 +53,8 @@ def test_fewer_than_a_batch_are_due_once_the_oldest_has_waited_long_enough() -> 
 
 def test_a_trainer_that_died_in_a_step_is_known_and_one_that_takes_long_is_left_in_peace() -> None:
     in_step = board(32, plan(4, (S[0],), {}))
-    assert in_step.alarm(STEP_MS - 1) is None
-    assert "(version 4 planned), and that step is still to come" in (in_step.alarm(STEP_MS) or "")
+    assert in_step.alarm(STILL_MS - 1) is None
+    assert "(version 4 planned), and that step is still to come" in (in_step.alarm(STILL_MS) or "")
 
 
 def test_where_nothing_waits_a_silent_trainer_is_none_that_stopped() -> None:

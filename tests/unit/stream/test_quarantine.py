@@ -84,6 +84,41 @@ async def test_a_replayed_letter_whose_record_is_past_its_retention_is_discarded
     assert await queues.chained(log) == {"a": [2]}
 
 
+class _WithoutOne(MemoryLog):
+    """A log on which one record can't be found, although later ones of the same retention can."""
+
+    lost: int | None = None
+
+    async def replay(
+        self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
+        async for records in super().replay(ranges, key=key, digest=digest):
+            yield [record for record in records if record.offset != self.lost]
+
+
+async def test_a_replayed_letter_whose_record_is_missing_for_another_reason_waits_on_with_what_is_behind_it() -> None:
+    log = _WithoutOne(MemoryBroker(partitions=1))
+    bad = {("a", 1)}
+    await log.append([toys.done("a", number) for number in range(4)])
+    async with toys.running(queues.chain(bad), log):
+        await toys.settled(log, "chain")
+        bad.clear()
+        log.lost = 1
+        await queues.rule(log, Fate.REPLAY)
+        await toys.until(lambda: _attempts(log, 2))
+        found = await queues.dead_letters(log)
+        assert [(one.id.offset, one.waits) for one in found] == [(1, True), (2, True), (3, True)]
+        assert "not found on its topic" in found[0].error
+        log.lost = None
+        await queues.rule(log, Fate.REPLAY)
+        await toys.until(queues.closed(log))
+    assert [one.fate for one in await queues.dead_letters(log)] == [Fate.REPLAYED] * 3
+
+
+async def _attempts(log: MemoryLog, number: int) -> bool:
+    return any(one.attempt == number for one in await queues.dead_letters(log))
+
+
 async def test_nothing_is_said_of_a_letter_in_its_queue_before_its_copy_stands_there() -> None:
     log, bad = MemoryLog(), {("a", 1)}
     slow = _SlowCopies(log)
