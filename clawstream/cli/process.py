@@ -152,12 +152,17 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
 
 async def unless_stopped(work: Coroutine[None, None, T], stop: asyncio.Event) -> T:
-    """Return what `work` returns; where `stop` is set first, cancel it and raise CancelledError once it has ended."""
+    """Return what `work` returns; where `stop` is set first, cancel it and raise CancelledError once it has ended.
+
+    How it ended then is nobody's concern: a broker that goes away while it stops is no error.
+    """
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if not working.done():
         working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+        raise asyncio.CancelledError
     return await working
 
 

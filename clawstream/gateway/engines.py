@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -202,7 +202,7 @@ def _is_current(engine: EngineLoad, newest: int | None) -> bool:
     return engine.version == newest or (engine.behind_s is not None and engine.behind_s <= BEHIND_FOR_S)
 
 
-def choose(in_flight: Sequence[int | None], *, home: int | None, order: Sequence[int]) -> int | None:
+def choose(in_flight: Sequence[int | None], *, home: int | None, order: Iterable[int]) -> int | None:
     """Return the number of the engine to ask: `home` unless it has too much load, else the engine with the least.
 
     `in_flight` is the number of requests at each engine, None where it is not offered. `home` is the engine of the
@@ -217,13 +217,13 @@ def choose(in_flight: Sequence[int | None], *, home: int | None, order: Sequence
     return next(number for number in order if loads.get(number) == least)
 
 
-def order_of(session_id: str, urls: Sequence[str]) -> list[int]:
-    """Return the engines' numbers in a session's order of preference, by a hash: the same in every gateway."""
+def order_of(session_id: str, urls: Sequence[str]) -> Iterator[int]:
+    """Yield the engines' numbers in a session's order of preference, by a hash: the same in every gateway."""
 
     def weight(number: int) -> bytes:
         return hashlib.blake2b(f"{session_id}\n{urls[number]}".encode(), digest_size=8).digest()
 
-    return sorted(range(len(urls)), key=weight)
+    yield from sorted(range(len(urls)), key=weight)
 
 
 class Engines:

@@ -238,14 +238,19 @@ def fingerprint(folder: Path, digest: Digest = sha256_of_file) -> str:
     return _of_all(folder, [p for p in folder.iterdir() if p.suffix in _WEIGHTS or p.name == "config.json"], digest)
 
 
-def to_name(policy_id: str, base: Base, events: Sequence[PolicyEvent], *, now_ms: int) -> BaseNamed | None:
+def to_name(
+    policy_id: str, base: Base, events: Sequence[PolicyEvent], *, checkpoints_dir: Path, now_ms: int
+) -> BaseNamed | None:
     """Return the event that names `base` on the log of a policy; None: the log names it already.
 
-    `events` are those of the policy. Raises OtherBase where they name another base.
+    `events` are those of the policy. Raises OtherBase where they, or the policy's checkpoints if a log without its
+    beginning names no base, say that the policy began with another base.
     """
     refuse_other(policy_id, base, events)
     model, tokenizer = _named(events)
     names_the_model = model is None and base.model_sha256 is not None
+    if names_the_model:
+        _refuse_other_checkpoints(policy_id, base, checkpoints_dir)
     if not names_the_model and (tokenizer is not None or base.tokenizer_sha256 is None):
         return None
     return BaseNamed(
@@ -264,6 +269,15 @@ def refuse_other(policy_id: str, base: Base, events: Sequence[PolicyEvent]) -> N
         raise _other(policy_id, base, "model", model.model_sha256, f"on the log, of {model.path}")
     if tokenizer is not None and base.tokenizer_sha256 not in (None, tokenizer.tokenizer_sha256):
         raise _other(policy_id, base, "tokenizer", tokenizer.tokenizer_sha256, f"on the log, of {tokenizer.path}")
+
+
+def _refuse_other_checkpoints(policy_id: str, base: Base, checkpoints_dir: Path) -> None:
+    """Raise OtherBase where the newest checkpoint provably began with another base; the trainer reads unsound ones."""
+    for state in sorted(checkpoints_dir.glob(f"v*/{STATE_FOLDER}/state.json"), reverse=True)[:1]:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            began = json.loads(state.read_bytes())["base_sha256"]
+            if began != base.model_sha256:
+                raise _other(policy_id, base, "model", began, f"by {state}")
 
 
 def _named(events: Sequence[PolicyEvent]) -> tuple[BaseNamed | None, BaseNamed | None]:

@@ -212,11 +212,11 @@ def learn(session: JudgingState, event: Event, judging: Judging) -> JudgingState
     if is_over(session.over, event):
         return session
     match event:
-        case ExchangeCompleted() | ExchangeFailed():
+        case ExchangeCompleted() | ExchangeFailed() if event.exchange_id not in session.requests:
             delta = replace(event.request, kept_tokens=0, token_ids=())
-            after = session._replace(requests=with_first(session.requests, event.exchange_id, delta))
+            after = session._replace(requests=with_entry(session.requests, event.exchange_id, delta))
             if isinstance(event, ExchangeFailed) and event.message is not None:
-                after = after._replace(parts=with_first(session.parts, event.exchange_id, event.message))
+                after = after._replace(parts=with_entry(session.parts, event.exchange_id, event.message))
         case TurnPaired():
             after = session._replace(turns=with_first(session.turns, event.turn_id, event))
         case TurnsSettled():

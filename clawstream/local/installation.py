@@ -47,7 +47,8 @@ async def name_base(policy_log: EventLog, settings: Settings) -> None:
     """
     policy_id = settings.policy.id
     base = await asyncio.to_thread(base_in, settings.engine.base_policy, settings.cache_dir)
-    named = to_name(policy_id, base, await _of_policy(policy_log, policy_id), now_ms=time.time_ns() // 1_000_000)
+    events, now_ms = await _of_policy(policy_log, policy_id), time.time_ns() // 1_000_000
+    named = to_name(policy_id, base, events, checkpoints_dir=settings.checkpoints_dir, now_ms=now_ms)
     if named is None:
         return
     await policy_log.append([named])

@@ -159,7 +159,7 @@ class Processes:
     def ask(self, work: str, *args: Any) -> list[Any]:
         """Return what `work(state, *args)` returns in each process, by rank.
 
-        `work` is named as "module:function", so that only those processes import the computing code.
+        `work` is named as "module:function", which each process imports when it is first asked for it.
 
         Raises the error of the first process to report one, or PartUnavailable where a process ended. Then all
         processes are ended.

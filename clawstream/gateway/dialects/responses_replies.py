@@ -80,6 +80,7 @@ class ResponseReply:
             for index, call in enumerate(message.get("tool_calls", ()))
         )
         thought, said = message.get("reasoning_content") or "", message.get("content") or ""
+        self._number = 1  # the stream's beginning, which repeats all tools twice, is not made
         self.delta(ReplyDelta(reasoning=thought, content=said, tool_calls=tuple(calls)))
         self._end(ending)
         return to_json(self._frame(_status_of(ending.reason), self._items, ending.usage))

@@ -187,11 +187,12 @@ class _Pages:
 
     async def ready(self, _request: Request) -> Response:
         """Say to probes, which have no key, whether the gateway serves, and not what is missing."""
-        ready = self._ready()
+        ready = self._ready(self._full())
         return _json({"ready": ready}, 200 if ready else 503)
 
     async def readyz(self, _request: Request) -> Response:
-        parts, ready = self._parts(), self._ready()
+        full = self._full()
+        parts, ready = self._parts(full), self._ready(full)
         missing = [{"part": name, "problem": problem} for name, problem in parts if problem is not None]
         content = {"ready": ready, "missing": missing, "parts": [name for name, _ in parts], "spool": self._spool()}
         return _json(content, 200 if ready else 503)
@@ -213,18 +214,18 @@ class _Pages:
         metrics.spool_oldest_s.set(spool["oldest_s"] or 0)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _ready(self) -> bool:
+    def _ready(self, full: str | None) -> bool:
         """Return whether the gateway serves: one engine is enough, and Kafka may be away while the spool has room."""
-        return self._full() is None and any(engine.problem is None for engine in self._admission.engines.all)
+        return full is None and any(engine.problem is None for engine in self._admission.engines.all)
 
     def _full(self) -> str | None:
         """Return why nothing of a new session can be recorded; None: it can."""
         return self._admission.delivery.problem(str(uuid.uuid4()))
 
-    def _parts(self) -> list[tuple[str, str | None]]:
+    def _parts(self, full: str | None) -> list[tuple[str, str | None]]:
         """Return the name and the problem of each part; a process without a tokenizer does not get this far."""
         engines = [(f"engine {engine.url}", engine.problem) for engine in self._admission.engines.all]
-        kafka = ("kafka", self._full() or self._admission.delivery.away)
+        kafka = ("kafka", full or self._admission.delivery.away)
         return [*engines, kafka, (f"tokenizer ({self._admission.renderer.family})", None)]
 
     def _spool(self) -> dict[str, float | None]:

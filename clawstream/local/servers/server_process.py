@@ -40,7 +40,10 @@ die_with_parent = watcher.signal_at_parents_death(signal.SIGKILL)
 async def start_child(
     command: Sequence[str], *, log: Path, piped: bool = False, environment: Mapping[str, str] | None = None
 ) -> asyncio.subprocess.Process:
-    """Start a child with its words in `log`. If `piped`, it is told things on its stdin and heard on its stdout."""
+    """Start a child with its words in `log`. If `piped`, it is told things on its stdin and heard on its stdout.
+
+    It has a session of its own: a Ctrl-C at the terminal reaches its starter alone, which ends it by `end_child`.
+    """
     with log.open("ab") as words:
         return await asyncio.create_subprocess_exec(
             *command,
@@ -55,7 +58,12 @@ async def start_child(
 
 
 async def end_child(process: asyncio.subprocess.Process, within_s: float) -> bool:
-    """End the child and what it left behind, by force after `within_s`; return whether it needed none."""
+    """End the child and what it left behind, by force after `within_s`; return whether it needed none.
+
+    A child that has ended by itself is left alone: its id may be another process' by now.
+    """
+    if process.returncode is not None:
+        return True
     with suppress(ProcessLookupError):
         process.terminate()
     try:

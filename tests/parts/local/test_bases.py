@@ -210,3 +210,18 @@ async def test_no_part_of_an_installation_is_started_with_another_base(
         for status, words in await asyncio.gather(ended(config, "train"), ended(config, "gateway")):
             assert (status, "began with another base" in words) == (OtherBase.exit_status, True), words
         assert [type(event) for event in await said(log)] == [BaseNamed]
+
+
+async def test_a_log_that_was_emptied_refuses_a_base_that_the_policy_s_checkpoints_were_not_made_of(
+    tmp_path: Path,
+) -> None:
+    mine, another = folder(tmp_path / "mine"), folder(tmp_path / "another", "another's")
+    state = settings(tmp_path, mine).checkpoints_dir / "v000003" / "trainer"
+    state.mkdir(parents=True)
+    (state / "state.json").write_text(f'{{"base_sha256": "{fingerprint(mine)}"}}')
+    log = MemoryLog()
+    with pytest.raises(OtherBase, match=r"v000003/trainer/state\.json"):
+        await name_base(log, settings(tmp_path, another))
+    assert await said(log) == []
+    await name_base(log, settings(tmp_path, mine))
+    assert isinstance((await said(log))[-1], BaseNamed)

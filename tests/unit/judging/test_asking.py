@@ -17,7 +17,7 @@ from clawstream.events import (
     VoteCast,
     VoteStatus,
 )
-from clawstream.judging.votes import Ballot, Judging, VotingRules, observe
+from clawstream.judging.votes import Ballot, Judging, VotingRules, learn, observe
 from clawstream.judging.votes import JudgingState as State
 from tests import recorded
 from tests.flow import Flow, Oracle
@@ -186,3 +186,12 @@ def test_what_the_client_asked_for_itself_meanwhile_is_not_the_answer_that_is_ju
     asked = [prompt for prompt in judge.asked if "<answer>" in prompt]
     assert (turn.turn_id, len(asked) > 0) == (first.exchange_id, True)
     assert all("<answer>\nAnswer 2.\n</answer>" in prompt and "Disk full." not in prompt for prompt in asked)
+
+
+def test_of_two_exchanges_with_one_id_the_first_counts() -> None:
+    session = Session()
+    first = session.ask([user("2+2?")], "5")
+    state, _, _ = fold([first])
+    assert state is not None
+    failed = replace(Session().fail([user("2+2?")], "half"), exchange_id=first.exchange_id)
+    assert learn(state, failed, JUDGING) is state
