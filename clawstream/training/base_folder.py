@@ -1,4 +1,4 @@
-"""The folder of a base: its limits, what of it can be trained, and its model as transformers loads it."""
+"""The folder of a base: its limits, whether it can be trained, and its model as transformers loads it."""
 
 import shutil
 import weakref
@@ -22,7 +22,7 @@ from clawstream.inference.model_folder import TensorHeader, tensor_headers, text
 from clawstream.training.batches.trainable import ModelLimits
 
 _ONE_THREAD_BYTES = 80_000_000  # of weights: 20 million parameters, the embedded engine's limit too
-_NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, words
+_NOT_COPIED = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".md"})  # weights, readme
 _READ_AS_THEY_ARE = frozenset({"F64", "F32", "F16", "BF16"})
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -51,7 +51,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def refuse_quantized(folder: Path) -> None:
-    """Raise ConfigError where what a folder's files hold has to be computed with before it is the model's weights.
+    """Raise ConfigError where a folder's files don't hold the weights but numbers that these are computed from.
 
     Incomplete files are refused when they are loaded.
     """
@@ -82,7 +82,7 @@ def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
 
 
 def loaded_core(folder: Path, device: str) -> Any:
-    """Return its causal model in float32 for reading; raises UnusableCheckpoint where none can be loaded whole."""
+    """Return the folder's causal model in float32, to evaluate; raises UnusableCheckpoint if none loads whole."""
     transformers_logging.disable_progress_bar()
     try:
         core, info = AutoModelForCausalLM.from_pretrained(
@@ -112,11 +112,11 @@ def checkpoint_layers(core: Any) -> None:
 def compute_again(layers: Iterable[Any]) -> None:
     """Have the backward pass compute each layer again, from what goes into it, instead of keeping what is inside."""
     for layer in layers:
-        layer.forward = partial(_computed_again, weakref.ref(layer))  # else a discarded model stays in memory
+        layer.forward = partial(_computed_again, weakref.ref(layer))  # a strong one keeps a discarded model
 
 
 def changes_with_length(config: Any) -> bool:
-    """Whether rotary embeddings follow the longest sequence of a pass, so that an answer depends on its neighbours."""
+    """Whether rotary embeddings depend on a pass' longest sequence, so that answers' scores depend on each other."""
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
     return not kinds.isdisjoint({"dynamic", "longrope"})
@@ -161,7 +161,7 @@ STEM = "adapter_model"  # of the file with an adapter's weights
 
 
 def with_adapter(core: Any, rank: int, seed: int) -> PeftModel:
-    """Put an adapter into the model, whose numbers follow from the seed, and so do the bytes of its files."""
+    """Put an adapter into the model; the adapter's numbers, and so its files' bytes, follow from the seed."""
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
     )
@@ -169,7 +169,7 @@ def with_adapter(core: Any, rank: int, seed: int) -> PeftModel:
     adapter: PeftModel = get_peft_model(core, config)
     found = adapter.peft_config["default"]
     assert isinstance(found, LoraConfig)
-    found.target_modules = sorted(found.target_modules or ())  # a set by now, in another order in each process
+    found.target_modules = sorted(found.target_modules or ())  # now a set, whose order differs by process
     return adapter
 
 

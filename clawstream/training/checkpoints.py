@@ -103,7 +103,7 @@ def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path]
 
 
 def read(folder: Path, *, contents: bool = True) -> Checkpoint:
-    """Return the checkpoint, with its files verified: present, of their size and, with `contents`, of their sha256.
+    """Return the checkpoint, once each of its files is verified: its presence, size and, with `contents`, sha256.
 
     Raises UnusableCheckpoint naming the file, what was found and what the manifest says.
     """
@@ -154,7 +154,7 @@ def _versions(root: Path) -> list[int]:
 
 
 def _manifest(plan: BatchPlanned, step: StepTaken, files: tuple[File, ...]) -> bytes:
-    """No byte follows the closing brace, so that a manifest cut anywhere is none."""
+    """Return the manifest; no byte follows its closing brace, so a manifest cut anywhere is not valid."""
     planned = asdict(plan) | {"settings": plan.settings.decode()}
     body = {"format": FORMAT, "plan": planned, "step": asdict(step), "files": [asdict(file) for file in files]}
     return json.dumps(body, indent=1).encode()
@@ -229,7 +229,7 @@ def _application(versions: Path, key: str | None) -> web.Application:
     async def file(request: web.Request) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if key is not None and not hmac.compare_digest(shown, f"Bearer {key}".encode()):
-            raise web.HTTPUnauthorized(text="the key is missing or another; set weights.api_key as the trainer has it")
+            raise web.HTTPUnauthorized(text="the key is missing or wrong; set weights.api_key to the trainer's")
         folder, name = versions / request.match_info["version"], request.match_info["name"]
         manifest = folder / MANIFEST
         if not manifest.is_file() or (

@@ -41,7 +41,7 @@ _NOTHING = Suffix([0], [0], 1.0)  # a process without pieces computes this while
 
 
 class FsdpModel(SharedModel, TorchModel):
-    """The model of a Hugging Face folder, or an adapter on it, this process' part of each tensor."""
+    """The model of a Hugging Face folder, or an adapter on it; this process holds a part of each tensor."""
 
     def __init__(self, folder: Path, core: Any, adapter: Any | None) -> None:
         self._root = _Root(core)
@@ -50,10 +50,10 @@ class FsdpModel(SharedModel, TorchModel):
         mesh = init_device_mesh("cuda" if on_gpus else "cpu", (dist.get_world_size(),))
         for layer in core.get_decoder().layers:
             fully_shard(layer, mesh=mesh)
-        fully_shard(self._root, mesh=mesh, reshard_after_forward=True)  # weights may be others the next time
+        fully_shard(self._root, mesh=mesh, reshard_after_forward=True)  # weights may have changed by the next pass
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
-                # Sums: what they are divided by is known after the batch.
+                # Gradients are summed: the number to divide them by is known only after the batch.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         super().__init__(folder, core, adapter)
@@ -64,7 +64,7 @@ class FsdpModel(SharedModel, TorchModel):
     def loaded(cls, folder: Path, device: str) -> Any:
         """Return the model of transformers, whose weights are read once they are cut.
 
-        Where its files name them otherwise transformers reads them, in each process the whole.
+        Where the files name weights differently, transformers reads them: in each process all of them.
         """
         del device  # a layer goes there once it is cut
         core = unread(folder)
@@ -138,10 +138,10 @@ class FsdpModel(SharedModel, TorchModel):
 
     @torch.no_grad()
     def _read(self) -> None:
-        """Take over the base's weights, each whole in this process only while it is cut."""
+        """Read the base's weights; each is whole in this process only until it is cut."""
         readers = dict(tensors_of(weight_files(self.folder)))
         for name, held in chain(self._core.named_parameters(), self._core.named_buffers()):
-            read = readers.get(name.replace(".base_layer.", "."))  # as an adapter calls what it is on
+            read = readers.get(name.replace(".base_layer.", "."))  # the adapter's name for a base weight
             if read is None:
                 continue
             value = read()

@@ -1,10 +1,10 @@
 """The gate of one step: it measures where the step leads, and refuses an outcome that may not be published.
 
 A refusal raises StepRefused; the trainer must then be restored. Nothing here computes a gradient or changes the policy.
-The direction that a step should take is worked out apart from the loss, so a loss with a wrong sign shows. Several
-processes measure a share each and decide by the same numbers. Where they hold one model in parts, all write the same
-answers: the leading process draws each token. B rows, L tokens of a padded prompt or of a piece, A all tokens so far, V
-the vocabulary, N heads, D their width.
+The direction that a step should take is computed without the loss, so that a loss with a wrong sign is noticed. Several
+processes each measure a share of the answers, and all decide by the numbers of all. Where they hold one model in parts,
+all write the same answers: the leading process draws each token. B rows, L tokens of a padded prompt or of a piece, A
+all tokens so far, V the vocabulary, N heads, D their width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,16 +46,16 @@ from clawstream.training.step.losses import GAP_CLIP_NATS, Suffix
 from clawstream.training.step.packing import micro_batches
 
 _NO_TOKEN = -1  # in place of a token where a probability is not finite
-WRITES_EVERY = 4  # versions between written answers, at most: many small steps add up
+WRITES_EVERY = 4  # a version divisible by this writes answers, however small its step: small steps add up
 
 
 @torch.no_grad()
 def write(
     model: Model, questions: Sequence[Suffix], *, limit_tokens: int, seed: int, budget_tokens: int = 16_384
 ) -> list[WrittenAnswer] | None:
-    """Return an answer to each question's prompt, at its temperature; None: a probability was not finite.
+    """Return an answer to each question's prompt, drawn at its temperature; None: a probability was not finite.
 
-    At most `budget_tokens` tokens are computed at once; that number and the seed decide what is drawn.
+    `budget_tokens` bounds how many tokens are computed at once. What is drawn follows from it and from the seed.
     """
     lengths = [len(question.prompt_ids) + limit_tokens for question in questions]
     ends = _ends(model.folder)
@@ -128,7 +128,7 @@ def _answer(token_ids: list[int], ends: list[int], answered_tokens: int) -> Writ
 
 
 class PiecewiseCache:
-    """The keys and values so far, by layer, of rows that are read piece by piece."""
+    """The keys and values, by layer, of the tokens read so far; rows are read piece by piece."""
 
     def __init__(self, mask_BL: Tensor) -> None:
         """`mask_BL` is 0 at the first piece's padding, which is on the left."""
@@ -137,11 +137,11 @@ class PiecewiseCache:
         self._device = mask_BL.device
         self._num_next = 0
         self._kept: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-        self._seen: dict[int | None, Tensor] = {}  # in this piece, by window: layers share it
+        self._seen: dict[int | None, Tensor] = {}  # the piece's masks, by window; layers share them
 
     @contextmanager
     def piece(self, num_tokens: int) -> Iterator[None]:
-        """Read `num_tokens` more of each row; tokens that only fill up its length are neither seen nor kept."""
+        """Let the block read `num_tokens` more of each row; padding after these is neither seen nor kept."""
         self._num_next = num_tokens
         yield
         self._seen.clear()
@@ -159,7 +159,7 @@ class PiecewiseCache:
     def seen(self, length: int, window: int | None) -> Tensor | None:
         """Return a mask [B or 1, 1, L, A] of the tokens that each token of the piece sees; None: causal in the piece.
 
-        Padding sees nothing, and torch gives it zeros.
+        A padding token sees nothing, and torch gives zeros as its attention's result.
         """
         if window is not None and window >= self.num_read + length:
             window = None
@@ -190,14 +190,14 @@ class Gate:
     ) -> None:  # fmt: skip
         """Measure the policy before its step; `scored` holds this process' samples, whose indices are `mine`.
 
-        Raises StepRefused if the rewards teach nothing. A person is told of these rejections; after `REJECTED_IN_A_ROW`
-        of them a judge that has not changed is accepted as it is.
+        Raises StepRefused if the rewards teach nothing. A person is told of such rejections. After `REJECTED_IN_A_ROW`
+        rejections a judge that still says yes to everything is accepted as it is.
         """
-        judged = settings.weights[0] > 0 and scored.advantages is None  # given advantages are never one-sided
+        judged = settings.weights[0] > 0 and scored.advantages is None  # a group's advantages are never one-sided
         refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
         if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
             raise StepRefused(refusal)
-        self.as_it_is = refusal is not None  # the step learns from rewards that teach nothing
+        self.as_it_is = refusal is not None  # the step is taken although its rewards teach nothing
         self._model = model
         self._settings = settings
         wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
@@ -215,7 +215,7 @@ class Gate:
     def look_ahead(self, learning_rate: float) -> None:
         """Measure where the first gradient alone leads, since momentum may hide a wrong gradient.
 
-        The gradient is scaled so that its RMS entry moves a weight by `learning_rate`.
+        The gradient is scaled so that the root mean square of its entries is `learning_rate`.
         """
         rms = self._model.gradient_rms()
         if rms == 0 or not isfinite(rms):

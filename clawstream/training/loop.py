@@ -1,8 +1,8 @@
-"""The training loop: samples in, published versions out; written to be killed at any line and started again.
+"""The training loop: it reads samples and publishes versions. It may be killed at any line and started again.
 
-A batch is planned on the log before its step, and only a checkpoint that is whole on disk is published. A harmful step
-leaves a rejection on the log. So after a restart the log and the checkpoints show what is left to do: publish again,
-execute a plan that was written and not rejected, or read on from the newest plan's offsets.
+A batch is planned on the log before its step, and only a checkpoint that is whole on disk is published. If the gate
+refuses a step, a rejection is written. So after a restart the log and the checkpoints show what is left to do: publish
+the newest checkpoint, execute a plan that was not rejected, or read on from the newest plan's offsets.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ async def train(
 ) -> None:
     """Train until `stop`, making at most `max_updates` updates; with `retraining`, until all samples are used.
 
-    Before each plan the control topic decides the samples: the live ones, or those of the promoted replay. A step that
-    has begun is finished and published before this returns. Raises ConfigError when the trainer can't train this base
-    here, UnusableCheckpoint when the newest checkpoint belongs to another base or is not what was published,
-    TrainingDiverged when a step can't be taken, PartUnavailable when another process trains this policy or one of the
-    trainer's own ended, LogContradicted when the log lost its end since the newest step, SamplesGone when a plan's
+    Before each plan the control topic decides which samples are used: the live ones, or those of the promoted replay. A
+    step that has begun is finished and published before this returns. Raises ConfigError when the trainer can't train
+    this base here, UnusableCheckpoint when the newest checkpoint belongs to another base or is not what was published,
+    TrainingDiverged when a step can't be taken, PartUnavailable when another process trains this policy or a process of
+    this trainer ended, LogContradicted when the log is not the one that the newest step read, SamplesGone when a plan's
     samples are past their retention, TooManyFailures when more than one in a hundred records can't be used.
     """
     refuse_what_cannot_be(settings.engine.base_policy, settings.training)
@@ -78,7 +78,7 @@ class _Loop:
         self._settings = settings
         self._log = training_log
         limits = limits_of(settings.engine.base_policy)
-        self._thread = thread  # of its own, so that the event loop stays free for the log
+        self._thread = thread  # runs torch, so that the event loop stays free for the log
         self.stepper = Stepper(settings.engine.base_policy, settings.checkpoints_dir, limits, machine=settings.training)
         self._progress = PolicyProgress()
         self._first_version = retraining.from_version if retraining is not None else 0
@@ -87,7 +87,7 @@ class _Loop:
         self.samples = Following(settings, training_log, self._progress, retraining, limits)
 
     async def open(self) -> None:
-        """Read the log so far, and write to it the outcomes that a killed process left out."""
+        """Read the log so far, and write to it the outcomes that a killed process did not write."""
         async for records in self._log.follow([topics.POLICY], "earliest", until_end=True):
             for event in of_policy(records, self._settings.policy.id):
                 self._progress.learn(event)
@@ -105,7 +105,7 @@ class _Loop:
 
     @property
     def used_up(self) -> bool:
-        """Whether nothing is left to do for ever: all samples that exist were read and trained on."""
+        """Whether a retraining is over: all samples are read, and all are trained on or `max_updates` is reached."""
         nothing_left = self._batcher.num_waiting == 0 and self._batcher.pending() is None
         return self.samples.all_read and (nothing_left or self._is_limited)
 
@@ -163,7 +163,7 @@ class _Loop:
 
     @property
     def _decided(self) -> int:
-        """The newest number that is used up: `_version`, or the number of a later, rejected step."""
+        """The newest version number that is taken: `_version`, or the number of a later step that was rejected."""
         return self._progress.decided(self._version)
 
     @property
@@ -176,7 +176,7 @@ class _Loop:
         return limit is not None and self._progress.num_updates(self._first_version, self._version) >= limit
 
     def _patience_s(self) -> float | None:
-        """How long until the oldest waiting sample makes a smaller batch due; None: nothing waits."""
+        """How long until a smaller batch is due, as its oldest sample waited long enough; None: none will be due."""
         oldest_ms = self._batcher.oldest_ms
         if oldest_ms is None or self._batcher.pending() is not None or self._is_limited:
             return None
@@ -220,7 +220,7 @@ class _Loop:
         except UnusableCheckpoint as error:
             if plan.rollback is None or recorded is not None:
                 raise
-            # Rejected on the log: else the rollback would be carried out whenever the folder comes back.
+            # Without a rejection on the log the rollback would be carried out later, once the folder is back.
             why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once it is there"
             await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=now_ms()))
             return

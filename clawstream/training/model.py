@@ -25,7 +25,7 @@ from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches
 
-HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; with more, some are computed again backward
+HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; of more, some are recomputed backward
 
 Weights = Mapping[str, Tensor]
 T = TypeVar("T")
@@ -67,7 +67,7 @@ class Model(ABC):
         return self.published_dtype != torch.float32
 
     def published(self) -> dict[str, Tensor]:
-        """Return the trained weights that this process counts, as exact as `save` writes them, in main memory."""
+        """Return the trained weights that this process counts, rounded as `save` writes them, in main memory."""
         return {n: p.to("cpu", self.published_dtype, copy=True) for n, p in self._counted(self.trained)}
 
     def changed_share(self, before: Weights) -> float:
@@ -119,7 +119,7 @@ class Model(ABC):
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Put the gradients where the weights are moved; after the block the moved weights are in every process."""
+        """Bring gradients to the processes that move the weights, and after the block the weights to all processes."""
         yield
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
@@ -132,7 +132,7 @@ class Model(ABC):
         return answers.rows(logp_N1.squeeze(1))
 
     def token_scores(self, suffixes: Sequence[Suffix], among: Sequence[Tensor] | None = None) -> TokenScores:
-        """Return the same, and more of each place; `among` [T, K] names tokens to score beside those of each row."""
+        """Return log-probs, entropies and the log-probs of other tokens, which `among` [T, K] names for each row."""
         answers, hidden_NH = self._before_head(suffixes)
         ids_NE = answers.target_N.unsqueeze(1)
         if among is not None:
@@ -252,7 +252,7 @@ class Model(ABC):
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write what an engine loads: the model as exact as its base, with its tokenizer, or the adapter."""
+        """Write what an engine loads: the model in its base's number type, with its tokenizer, or the adapter."""
 
     @abstractmethod
     def restore(self, folder: Path, masters: Path | None = None) -> None:
@@ -299,7 +299,7 @@ class Model(ABC):
         return list(values)
 
     def clip(self, max_norm: float) -> float:
-        """Scale the gradient down to the norm where it is larger; return its norm before."""
+        """Scale the gradient down to `max_norm` where its norm is larger; return the norm before."""
         return float(nn.utils.clip_grad_norm_(list(self.trained.values()), max_norm))
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
@@ -389,5 +389,5 @@ def _tensor(file: Path, name: str) -> Tensor:
 
 
 def key(kind: str, name: str) -> str:
-    """Return the name in a file of a tensor of this kind; the kind "" has no name."""
+    """Return the name that a tensor of this kind has in a file; of the kind "" it is the tensor's own."""
     return f"{kind}/{name}" if kind else name

@@ -1,8 +1,8 @@
 """The processes of a trainer: how they are started, asked and ended, and which part of a tensor each copy keeps.
 
 All processes are asked the same thing, one thing at a time. If one ends, their common work is lost, so all are ended.
-Copies of a model divide AdamW's moments: AdamW moves each number by itself, so it may be given any part of a tensor. A
-part is a flat view of the whole tensor; the last parts may be shorter, or empty.
+Processes that hold copies of a model divide AdamW's moments: AdamW moves each number by itself, so it may be given any
+part of a tensor. A part is a flat view of the whole tensor; the last parts may be shorter, or empty.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from clawstream.training.step.trainer import StepSummary, Trainer, load_options
 
 JOIN_S = 10.0
 LOST_WITHIN_S = 2.0  # after one process' error, how long to look for another that ended and caused it
-# A process that waits for another this long takes it for lost: longer than any two differ in one step.
+# After so long a wait a process takes another for lost. In one step no two processes differ by as much.
 PATIENCE_S = 600.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _MEMBER = "clawstream.training.processes"
@@ -81,9 +81,9 @@ def _padded(mine: Tensor, numbers: int, copies: dist.ProcessGroup) -> Tensor:
 
 
 def write_parts(folder: Path, stem: str, mine: Mapping[str, Tensor]) -> None:
-    """Write this process' tensors, in main memory, to a numbered file; all processes call this, and wait for all.
+    """Write this process' tensors, which are in main memory, to a numbered file; all processes call this together.
 
-    Of a model's weights, `stem` being "model", the first process writes the index by which engines find each tensor.
+    If `stem` is "model", the first process also writes the index by which engines find each tensor.
     """
     rank, count = dist.get_rank(), dist.get_world_size()
     file = f"{stem}-{rank + 1:05d}-of-{count:05d}.safetensors"
@@ -212,9 +212,9 @@ class Processes:
         self.close()
         return PartUnavailable(
             f"process {rank} of the trainer's {count} (pid {process.pid}) ended with status {process.exitcode} in the "
-            "middle of its work. The others are stopped, and nothing of what they were at is kept; what is published "
-            "stays. Start `clawstream train` again: it goes on from the newest checkpoint. Where it ends again, look "
-            "for its last words above, and whether the machine has memory enough"
+            "middle of its work. The others are stopped, and the work they had begun is lost; what is published "
+            "stays. Start `clawstream train` again: it goes on from the newest checkpoint. If it ends again, look "
+            "for its last output above, and check whether the machine has enough memory"
         )
 
 
@@ -314,8 +314,8 @@ def device_of(settings: TrainingSettings, named: str) -> str:
     if named == "cpu":
         if settings.trainer == "megatron":
             raise ConfigError(
-                'training.trainer = "megatron" needs a GPU for each of its processes, and computes on none here '
-                '(torch sees no GPU). Nothing is trained. Take "fsdp", which needs none.'
+                'training.trainer = "megatron" needs a GPU for each of its processes, and torch sees none here. '
+                'Nothing is trained. Take "fsdp", which needs none.'
             )
         return "cpu"
     if settings.processes > torch.cuda.device_count():

@@ -1,9 +1,9 @@
 """Whether a step's outcome may be published, and what the next step's gate has to know of the past. Pure.
 
 The one rule: a step is rejected only if it is certainly bad. A measurement is an interval over a few answers, and its
-nearer end has to lie beyond the bound. Too few answers reject nothing; numbers that are not finite always do. The
-answers are the step's own and the first that the policy was ever trained on. An evaluation's answers are never among
-them: it asks in side turns, which give no samples.
+nearer end has to lie beyond the bound. Too few answers never lead to a rejection; numbers that are not finite always
+do. The answers are the step's own and the canaries, the first that the policy was trained on. An evaluation's answers
+are never among them: it asks in side turns, which give no samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from clawstream.events import SampleAssembled
 
 CANARIES = 4
 RECENT = 8  # answers of the step's own samples that are measured before and after it
-ANSWERED = 4  # of their prompts, beside the canaries', the policy answers again after the step
+ANSWERED = 4  # of these prompts are answered again by the policy after the step, as are the canaries' prompts
 WRITTEN_TOKENS = 128  # the longest that such an answer may get
-BRIEF_TOKENS = WRITTEN_TOKENS // 2  # where people's answer was no longer than this, one that does not end counts as bad
+BRIEF_TOKENS = WRITTEN_TOKENS // 2  # if people's answer was no longer, an answer that does not end is bad
 KL_NATS = 0.1  # a token; none of 100 healthy steps of the demo's policy was rejected for it
 ENTROPY_FACTOR = 4.0  # a step may not make a policy surer, or less sure, by this factor
 ENTROPY_NATS = 0.1  # a smaller change of entropy is harmless, whatever the factor
-ALIKE_REWARDS = 149  # if all these are good, the good share exceeds 0.98 with 95 %: they teach nothing
+ALIKE_REWARDS = 149  # if so many are all good, the share of good ones exceeds 0.98 (95 % sure): they teach nothing
 EARLIER_REWARDS = 32
 RARE = 1e-4  # anything less probable is not put down to chance
 NEEDLESS_HINTS = 0.2  # the share of good answers that may have a hint all the same
 MIN_ANSWERS = 3
 BAD_SHARE = 0.5  # of the answers written after the step
 STILL_NATS = 0.01  # a token; a smaller move may come from the leash alone, so its direction says nothing
-REJECTED_IN_A_ROW = 8  # for one-sided rewards
+REJECTED_IN_A_ROW = 8  # after so many, one-sided rewards are accepted
 NEAR_NATS = 0.18  # the KL of a whole answer; below it at most 0.3 of all answers differ from before
 
 # One-sided 99 % quantiles of Student's t, by degrees of freedom from 1 on.
@@ -126,9 +126,9 @@ def stopped(sample: SampleAssembled) -> bool:
 def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | None:
     """Return why the rewards teach nothing, in words for a person; None: they do teach something.
 
-    A judge that says yes to everything is recognised if it begins suddenly, if its own hints disagree, or in the long
-    run. A policy that improves step by step does not look like that. In the long run a step still teaches if it has a
-    hint for an answer that the judge did not call good; a hint for a good answer shows that the judge is wrong.
+    A judge that says yes to everything is recognised by one of three signs: it began suddenly, its hints disagree,
+    or the last `ALIKE_REWARDS` are all good. A policy that improves step by step shows neither of the first two. Even
+    with the third a step teaches if it has a hint for an answer whose verdict is missing or was overruled by people.
     """
     here = _verdicts(samples)
     if not here or not all(verdict.good for verdict in here):
@@ -139,7 +139,7 @@ def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | N
     if before and chance < RARE:
         return (
             f"all {len(here)} rewards are above 0, where {num_good} of the {len(before)} before them were: the chance "
-            f"of that is {chance:.1g}. The judge says yes to everything since"
+            f"of that is {chance:.1g}. Since then the judge says yes to everything"
         )
     alike = list(takewhile(lambda verdict: verdict.good, reversed((*memory.verdicts, *here))))
     hinted = sum(verdict.hinted for verdict in alike)
@@ -276,7 +276,7 @@ def _kl(old: Sequence[float], new: Sequence[float]) -> float:
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return (low, mean, high); the true mean lies beyond each end with 1 %, if values are normal. None: too few."""
+    """Return (low, mean, high); with 1 % each the true mean is below or above, if values are normal. None: too few."""
     n = len(values)
     if n < MIN_ANSWERS:
         return None

@@ -1,7 +1,7 @@
 """Executes plans, one after the other.
 
-A plan that is executed again gives the same bytes on the same machine; if the log already has the step's outcome, the
-step is neither measured nor judged again.
+A plan that is executed again gives the same bytes on the same machine. If the log already has the step's outcome, its
+figures are taken from there, and the gate does not check the step again.
 """
 
 import logging
@@ -37,7 +37,7 @@ class Stepper:
     def __init__(
         self, base: Path, checkpoints_dir: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None
     ) -> None:
-        """`machine` holds the settings of this machine's computing; None: each plan's own settings are used."""
+        """`machine` says how this machine computes; None: each plan's own settings are used."""
         self._base = base
         self._machine = machine
         self._limits = limits
@@ -52,14 +52,14 @@ class Stepper:
     ) -> Checkpoint | StepRejected:  # fmt: skip
         """Take the plan's step on these samples and return its checkpoint, whole on disk; or why there is none.
 
-        A sample that no step can be taken on is left out, each time that the step is taken; only plans by older
-        releases name one. `parent` is the verified folder of the parent version, None the base; `recorded` is the step
-        as it stands on the log, `rejected` the earlier versions that were never published.
+        Only plans by older releases name samples that no step can be taken on; these are left out. `parent` is the
+        verified folder of the parent version; None: the parent is the base. `recorded` is the step as it stands on the
+        log, `rejected` the earlier versions that were never published.
         """
         started_s = time.perf_counter()
         settings = self._settings_of(plan, recorded)
         trainer = self._trainer_for(settings, plan.parent_version, parent)
-        self._trainer = None  # until the step is kept or rejected: after another end its weights are unknown
+        self._trainer = None  # until the step is kept or rejected: if it fails, the weights are unknown
         usable = self._usable(plan, samples)
         try:
             update = trainer.update(
@@ -91,7 +91,7 @@ class Stepper:
         if others:
             log.warning(
                 "version=%d planned_with=%s taken_with=%s reason=the trainer's settings changed between the plan and "
-                "its step; on record is the plan's",
+                "its step; the log keeps the plan's",
                 plan.policy_version, {name: getattr(settings, name) for name in others}, others,
             )  # fmt: skip
         return settings.model_copy(update=others)

@@ -134,7 +134,7 @@ def tree_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *,
     tree: Tree, scaling: float | None = None, sliding_window: int | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Return what transformers' attention functions do: for each query what it saw [1, L, heads, width]; no weights."""
+    """Return, as transformers' attention functions do, each query's result [1, L, heads, width]; and no weights."""
     assert attention_mask is None, "who sees whom is the tree's to say"
     blocks = tree.blocks(sliding_window)
     sizes = [block.end - block.start for block in blocks]
@@ -308,7 +308,7 @@ class TorchModel(Model):
         return torch.autocast(self.device.type, self._dtype, enabled=enabled, cache_enabled=False)
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
-        # As float32 whatever else is multiplied as: a logit of 20 rounded to half precision is off by up to 0.06 nats.
+        # In float32, whatever the type of other products: a logit of 20 in half precision is off by up to 0.06 nats.
         logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH.float())
         return logits_NV / scale_N.unsqueeze(1)
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Bookmark:
-    """The place where training stopped, kept by the broker in a group of the policy's own that nobody joins."""
+    """The place where training stopped: the broker keeps it as the offsets of a consumer group that nobody joins."""
 
     def __init__(self, policy_id: str, of: ResettableLog) -> None:
         self._group = f"{BOOKMARKS}{policy_id}"
@@ -44,7 +44,7 @@ class Bookmark:
         return {place: min(commit.offset, kept.get(place, commit).offset) for place, commit in executed.items()}
 
     async def keep(self, topics: Sequence[str], plan: BatchPlanned) -> None:
-        """Note where an executed plan ends, with the digest of the record before; an older one may stay."""
+        """Note where an executed plan ends, and the digest of the record before; if this fails, an older note stays."""
         commits = _commits(topics, [plan])
         if not commits:
             return
@@ -100,7 +100,7 @@ class Horizon:
         self._begun = False
 
     async def passed(self, settled: Iterable[str], positions: Mapping[tuple[str, int], int]) -> list[str] | None:
-        """Return the groups, of all `settled` so far, that are read past now; None: not even the first ends are.
+        """Return the settled groups whose samples are all read as of this call; None: no ends were reached by it.
 
         `positions` are the next offsets to read.
         """

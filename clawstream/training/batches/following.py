@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retraining:
-    """The samples that a policy of its own is trained on, and the version it starts from."""
+    """The replay whose samples a separate policy is trained on, and the version that this policy starts from."""
 
     replay: str
     of: str  # the policy that gave the samples' answers, and whose version training starts from
@@ -94,11 +94,11 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
         DropReason.LEFT_OUT: "their groups were settled without them",
         DropReason.UNSETTLED: "their groups were not settled",
     }
-)  # what came before is in a batch or named by what it was then; what can't be trained on is set aside and named there
+)  # REPEATED has no words: the first record counts. Nor has UNTRAINABLE: its dead letter says why
 
 
 def grown(dropped: Mapping[DropReason, int], logged: Counter[DropReason]) -> dict[DropReason, int]:
-    """Return the counts that are at least twice the number last logged, for reasons that have words."""
+    """Return the counts that are at least twice the number last logged, for the reasons in `WHY`."""
     return {reason: number for reason in WHY if (number := dropped.get(reason, 0)) >= max(1, 2 * logged[reason])}
 
 
@@ -127,9 +127,9 @@ class Following:
         self.all_read = False  # True: a retraining has read its replay to the end
         self.arrived = asyncio.Event()
         self._one_asking = asyncio.Lock()
-        self._logged: Counter[DropReason] = Counter()  # how many dropped samples were logged
+        self._logged: Counter[DropReason] = Counter()  # by reason, the number last logged
         self.reading: list[asyncio.Task[None]] = []
-        self.keeping: list[asyncio.Task[None]] = []  # writes the newest plan's note, while the next step is taken
+        self.keeping: list[asyncio.Task[None]] = []  # writes the bookmark while the next step is taken
         self.quarantine = TrainingQuarantine(topics.SAMPLES, training_log, on_change=self.arrived.set)
         self._positions: dict[tuple[str, int], int] = {}  # by partition: the next offset to read; empty: not known yet
         self._ends: Mapping[PartitionId, int] = {}  # the log's ends when reading began
@@ -177,7 +177,7 @@ class Following:
         log.info("samples_from replay=%s version=%d", replay, executed_version)
 
     async def rule(self) -> None:
-        """Do what people ruled about samples that are set aside."""
+        """Do what people decided about samples that are set aside, and ask for the late samples' new answers."""
         await self.quarantine.rule(self._topic, self.batcher)
         await self.ask_anew()
 
@@ -205,7 +205,7 @@ class Following:
         self.keeping.append(asyncio.create_task(self._bookmark.keep(self._topics, plan)))
 
     def is_past(self, plan: BatchPlanned) -> bool:
-        """Return whether the log is read up to the plan's offsets, so that all its samples would be here."""
+        """Return whether the log is read up to the plan's offsets, so that samples missing by now never come."""
         ends = {PartitionId(o.topic, o.partition): o.next_offset for o in plan.offsets if o.topic == self._topic}
         return bool(ends) and all(
             self._positions.get(place, -1) >= min(end, self._ends.get(place, end)) for place, end in ends.items()
@@ -257,7 +257,7 @@ class Following:
     def _start(
         self, begins: Mapping[PartitionId, int], executed: Mapping[PartitionId, int]
     ) -> dict[tuple[str, int], int]:
-        """Return where to read from; log each partition that begins after the newest executed plan's end."""
+        """Return where to read from; log each partition whose beginning lies after the newest executed plan's end."""
         for place, begin in begins.items():
             if executed.get(place, begin) < begin:
                 log.warning(

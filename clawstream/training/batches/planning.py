@@ -1,8 +1,8 @@
 """Which samples make up the next batch. Pure: time and versions come in as arguments.
 
 Every sample is in at most one batch, however often it is read: a plan on the log is executed as it stands, and no later
-plan takes a sample that it names. Of a turn and its judge at most one revision is planned, the newest that is here by
-then. A later one may have its prompt answered again; until that is asked for, no plan's offsets pass it.
+plan takes a sample that it names. For a turn and a judge at most one revision is planned: the newest that is here then.
+The prompt of a later one may be answered again. Until the log asks for that, no plan's offsets pass the later revision.
 """
 
 from collections import Counter, defaultdict
@@ -47,7 +47,7 @@ class Arrival:
     timestamp_ms: int  # when the broker appended it
     sample: SampleAssembled
     waits_since_ms: int | None = None  # since when the revision that it replaced waited; None: it replaced none
-    again: bool = False  # it was set aside and is used after all: its offset says nothing about reading
+    again: bool = False  # it was set aside and is used after all: its offset doesn't say how far was read
 
     @property
     def since_ms(self) -> int:
@@ -61,11 +61,11 @@ class BatchRules:
 
     policy_id: str
     batch_samples: int = 16
-    max_wait_ms: int = 3_600_000  # after the oldest waiting sample was appended a smaller batch is made
+    max_wait_ms: int = 3_600_000  # once the oldest sample waited so long, a smaller batch is made
     max_versions_behind: int | None = None  # None: however old
     rewards_count: bool = True
     hints_count: bool = True
-    by_engine: bool = False  # an engine is the teacher, and a hint without the engine's scores counts nothing
+    by_engine: bool = False  # an engine is the teacher, and a hint without the engine's scores doesn't count
     grouped: bool = False  # whole groups are trained on, each sample by its advantage
     refreshes: bool = False  # the prompt of a late sample with a hint is answered again
     max_unsettled_ms: int | None = None  # how long a sample waits for its group's settlement; None: for ever
@@ -74,7 +74,7 @@ class BatchRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The content of a plan: samples in training order, and the offset up to which it uses up each partition."""
+    """The content of a plan: samples in training order, and where each partition is read on from after it."""
 
     samples: tuple[SampleAssembled, ...]
     offsets: tuple[TopicOffset, ...]
@@ -118,7 +118,7 @@ class Batcher:
         self._wanted = {name for plan in self._pending for name in plan.sample_ids}
 
     def receive(self, arrival: Arrival) -> DropReason | None:
-        """Take in one record of the samples topic; return why it will be in no new batch, None where it will be."""
+        """Take in one record of the samples topic; return why it will be in no new batch, None where it may be."""
         where = (arrival.topic, arrival.partition)
         if not arrival.again:
             self._read[where] = max(self._read.get(where, 0), arrival.offset + 1)
@@ -133,7 +133,7 @@ class Batcher:
             if reason is DropReason.LATE:
                 self._keep_late(arrival)
             if reason is DropReason.NO_SIGNAL:
-                self._supersede(arrival.sample)  # the signal of the older revision was taken back
+                self._supersede(arrival.sample)  # it takes back the older revision's signal
         return reason
 
     def read_again(self, starts: Mapping[tuple[str, int], int]) -> None:
@@ -148,7 +148,7 @@ class Batcher:
         self._drop([n for n in here if self._groups.leaves_out(self._waiting[n].sample)], DropReason.LEFT_OUT)
 
     def read_past(self, group_ids: Iterable[str]) -> None:
-        """Note that everything is read that stood on the log when reading began, and when these groups were settled."""
+        """Note that the log is read to where it ended when reading began, and when these settlements were read."""
         self._is_current = True
         self._groups.read_past(group_ids)
 
@@ -191,7 +191,7 @@ class Batcher:
         """Return the batch to plan now, if there is one; its samples keep waiting until `plan` is called.
 
         A newer revision that is read meanwhile is late if the plan reaches the log, else it replaces the older one.
-        `now_ms` is compared with the log's own times. None also while a plan is pending, since one step runs at a time.
+        `now_ms` is compared with the log's own times. While a plan is pending there is none: one step runs at a time.
         """
         self._drop_old(parent_version, now_ms)
         if self._pending or not self._waiting:
@@ -302,7 +302,7 @@ class Batcher:
         return older
 
     def _drop(self, names: Iterable[str], reason: DropReason) -> None:
-        """Drop those of the samples that wait."""
+        """Drop the named samples, as far as they wait."""
         self.dropped.update(reason for name in names if self._let_go(name) is not None)
 
     def _let_go(self, name: str) -> Arrival | None:
@@ -364,7 +364,7 @@ def _answer(sample: SampleAssembled) -> _Answer:
 
 
 def _is_one(one: _Judge, other: _Judge) -> bool:
-    """Return whether samples of these judges are revisions of one: one without a judge belongs to every judge."""
+    """Return whether samples of these judges are revisions of one sample; one without a judge is of every judge."""
     return one == other or NOBODY in (one[0], other[0])
 
 

@@ -132,7 +132,7 @@ def step_taken(
 
 
 def rejection(plan: BatchPlanned, why: str, *, step_ms: int, now_ms: int) -> StepRejected:
-    """Return the event that the outcome of the plan's step is not published."""
+    """Return the event which says that the outcome of the plan's step is not published."""
     return StepRejected(
         policy_id=plan.policy_id,
         policy_version=plan.policy_version,
@@ -144,7 +144,7 @@ def rejection(plan: BatchPlanned, why: str, *, step_ms: int, now_ms: int) -> Ste
 
 
 def publication(checkpoint: Checkpoint, *, now_ms: int, policy_id: str | None = None) -> PolicyPublished:
-    """Return the event that engines may take the checkpoint over; `policy_id`: another policy that starts from it."""
+    """Return the event by which engines take over the checkpoint; `policy_id`: another policy that starts from it."""
     policy_id = policy_id or checkpoint.plan.policy_id
     return PolicyPublished(
         policy_id=policy_id,

@@ -1,4 +1,4 @@
-"""Samples that can't be trained on: written to their queue before anything moves past them, trained on once asked.
+"""Samples that can't be trained on: each becomes a dead letter before reading goes on, and is used if that is asked.
 
 The one rule: a dead letter's replay stays asked for until the step on its sample is taken. A trainer that is killed in
 between finds in the queue what is left to do; the plans say what was done.
@@ -28,7 +28,7 @@ class TrainingQuarantine(Quarantine):
     def __init__(self, topic: str, to: Log, *, on_change: Callable[[], None]) -> None:
         super().__init__(GROUP, [topic], to, ordered=False, retry_s=RETRY_S, on_change=on_change)
         self._failures = FailureRate(time.monotonic)
-        self._asked_for: dict[DeadLetterId, str] = {}  # by dead letter that the batcher got to replay: its sample's id
+        self._asked_for: dict[DeadLetterId, str] = {}  # sample ids, by the replayed dead letter that held them
         self._lent: set[DeadLetterId] = set()  # refused again, but offered to the batcher for a pending plan
         self._told: set[DeadLetterId] = set()
 
@@ -40,8 +40,8 @@ class TrainingQuarantine(Quarantine):
     async def receive(self, record: Arrived, batcher: Batcher) -> None:
         """Give the record's sample to the batcher; an unusable record is in the queue when this returns.
 
-        The batcher gets a sample that a pending plan names in any case. Raises TooManyFailures where too many records
-        can't be used.
+        A sample that a pending plan names goes to the batcher in any case. Raises TooManyFailures where too many
+        records can't be used.
         """
         self._failures.read()
         error = _error(record, batcher)
@@ -59,7 +59,7 @@ class TrainingQuarantine(Quarantine):
                 log.info("sample=%s turn=%s trained=never reason=late", sample.sample_id, sample.turn_id)
 
     async def rule(self, topic: str, batcher: Batcher) -> None:
-        """Use and close the dead letters that were ruled about, of the topic that the batcher's samples come from.
+        """Use or close the dead letters that people decided about, of the topic that the batcher's samples come from.
 
         A replayed sample that was refused again still goes to the batcher where a pending plan names it.
         """
@@ -105,7 +105,7 @@ class TrainingQuarantine(Quarantine):
     def _tell(self, dead_letter: DeadLetter, topic: str) -> None:
         if dead_letter.fate in (Fate.REPLAY, Fate.DISCARD) and dead_letter.id not in self._told:
             self._told.add(dead_letter.id)
-            why = f"only a trainer of these samples does it, and this one reads {topic}"
+            why = f"only a trainer that reads its topic can do this; this one reads {topic}"
             log.warning(
                 "record=%s-%s-%s fate=%s state=waiting reason=%r", *dead_letter.id[1:], dead_letter.fate.value, why
             )

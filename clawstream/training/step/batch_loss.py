@@ -1,10 +1,10 @@
 """The loss of a planned batch under the settings' method: the scores made beforehand, and each piece's sum.
 
 Scores made before the optimizer's first step (the teacher's, the reference's, and those that the ratio starts from)
-stay the same through all its steps. A gap is a token's log-prob by the teacher less that by the student. The one rule:
-the same code scores both. With the trainer as teacher, both are its own scores at the temperature of sampling. With an
-engine, both are engines' scores at temperature 1, which came with the sample; the student's version is never older than
-the answer. Ratios and leash are always the trainer's own. B samples, T response tokens, K of the teacher's likeliest.
+stay the same through all its steps. A gap is a token's log-prob by the teacher less that by the student; the same code
+scores both. With the trainer as teacher, both are its own scores at the temperature of sampling. With an engine, both
+are engines' scores at temperature 1, which came with the sample; the student's version is never older than the
+answer's. Ratios and leash always use the trainer's scores. B samples, T response tokens, K of the teacher's likeliest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,7 +76,7 @@ class BatchLoss:
     ) -> Scored:
         """Return the scores that the loss needs; `teacher` None: the current weights.
 
-        `moves` says that the weights change between the optimizer's steps.
+        `moves` says that there are several optimizer's steps, so that the weights change between them.
         """
         model, budget = self._model, self._budget_tokens
         plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples]
@@ -92,7 +92,7 @@ class BatchLoss:
             students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
         else:
-            at_once = teacher is reference  # a question begins alike with the hint and without it
+            at_once = teacher is reference  # a prompt begins alike with the hint and without it
             own, tops_asked = self._taught([*questions, *leashed] if at_once else questions, teacher)
             hinted = dict(zip(chosen, own, strict=False))
             tops = dict(zip(chosen, tops_asked, strict=False))

@@ -2,8 +2,8 @@
 
 A sample has a reward, a hint, or both. A mask says which, so that an absent reward is never a reward of 0 and the
 number in its place is never read. The functions return sums and what to divide them by, not means, so that a batch in
-pieces gives the gradient of the whole. A token takes part only if it is trained and every number it needs is finite; no
-number of another token is read, NaN included, and its gradient is exactly 0.
+pieces gives the gradient of the whole. A token takes part only if it is trained and every number it needs is finite. Of
+any other token no number is read, NaN included, and its gradient is exactly 0.
 
 Suffixes name the axes: B answers, T response tokens of the longest one, N response tokens of all answers, K tokens that
 the teacher likes best, L input tokens of a row, R rows (one where they are packed). Log-probs are in nats.
@@ -21,10 +21,10 @@ from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.training.step.packing import Pack, Tokens
 
 GAP_MASK_NATS = -0.1  # below this the teacher likes a token clearly less than the student does
-GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy is clipped to this, both ways: one may be 20
+GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy is clipped to this, both ways: it may be 20
 MAX_KL_DIFFERENCE_NATS = 10.0
-LEAST_TAIL = 1e-7  # of the rest's probability: a float32 sum of all tokens may reach 1
-MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; the clipped objective is flat or hopeless long before
+LEAST_TAIL = 1e-7  # the least probability of the other tokens together: the K tokens' float32 sum may reach 1
+MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; no ratio that large is of use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Suffix(NamedTuple):
 
 
 def padded(sequences: Sequence[Tokens]) -> tuple[list[list[int]], list[Sequence[int]]]:
-    """Return rows of equal length, one per sequence, and its tokens' places once all rows are joined."""
+    """Return rows of equal length, one per sequence, and the places of each sequence's tokens in the joined rows."""
     width = max(map(len, sequences))
     rows = [[*sequence, *([0] * (width - len(sequence)))] for sequence in sequences]
     return rows, [range(n * width, n * width + len(s)) for n, s in enumerate(sequences)]
@@ -135,8 +135,8 @@ class Objective:
     `loss` is PPO's clipped objective (arXiv:1707.06347), plain importance sampling, or CISPO, which clips the ratio and
     leaves every token its gradient (arXiv:2506.13585).
 
-    The clip bounds how far the policy moves from the weights just before the step; the importance weight corrects the
-    staleness of these against the weights that sampled.
+    The clip bounds how far the policy moves from the weights just before the step; the importance weight corrects for
+    the difference between these and the weights that sampled.
     """
 
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
@@ -173,8 +173,8 @@ class LossSums:
     num_tokens: int = 0  # kept
     num_tokens_dropped: int = 0  # tokens to be trained for which a number was missing or not finite
     num_clipped: int = 0
-    num_moved: int = 0  # whose ratio, which may be clipped, is not 1
-    loss_sum: float = 0.0  # of means by sequence
+    num_moved: int = 0  # tokens whose ratio is not 1; 0 where the loss does not clip it
+    loss_sum: float = 0.0  # of the sequences' means
     kl_sum: float = 0.0  # of tokens
     behaviour_kl_sum: float = 0.0  # of tokens
     entropy_sum: float = 0.0  # of tokens
@@ -199,7 +199,7 @@ class LossFigures:
 def figures(steps: Sequence[LossSums], objective: Objective, *, epochs: int = 1) -> LossFigures:
     """Return the means over all steps of an update, each with its parts added up.
 
-    Tokens and entropy are of the first epoch alone: later epochs see answers that were already learned.
+    Tokens and entropy are of the first epoch alone: later epochs see answers that were already learned from.
     """
     whole, first = sum(steps, LossSums()), sum(steps[: len(steps) // epochs], LossSums())
     some = whole.num_tokens > 0
@@ -223,7 +223,7 @@ def policy_loss(
     logp_new_BT   [B, T] float, of the weights being trained; carries the gradient
     advantage_BT  [B, T] float; NaN: not known
     trained_BT    [B, T] bool
-    beside_BT     [B, T] float; a loss that comes to that of the advantages, with its own gradient
+    beside_BT     [B, T] float; a loss that is added to that of the advantages; it has its own gradient
     """
     kept_BT = _finite(logp_new_BT, known, objective) & advantage_BT.isfinite() & trained_BT
     new_BT, known = _zero_unless(kept_BT, logp_new_BT), known.zero_unless(kept_BT)
@@ -240,7 +240,7 @@ def distillation_loss(
     logp_new_BT: Tensor, top_new_BTK: Tensor, top_teacher_BTK: Tensor, known: LogProbs, trained_BT: Tensor, *,
     objective: Objective, weight: float = 1.0,
 ) -> tuple[Tensor, LossSums]:  # fmt: skip
-    """Return as `policy_loss` does; the loss is `weight` times the divergence of policy and teacher at each place.
+    """Return what `policy_loss` returns, for a loss of `weight` times the divergence of policy and teacher by place.
 
     Both are given as log-probs [B, T, K] of the same K tokens, the teacher's likeliest. All other tokens count as one
     more event, so that all probability is in the sum.
@@ -308,7 +308,7 @@ def _importance(known: LogProbs, objective: Objective) -> Tensor:
 def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, objective: Objective) -> Tensor:
     """Return an estimate of KL(new || reference) at each token, from tokens that older weights sampled.
 
-    Without importance weights a token that the policy has unlearned since would count e^10 times.
+    Without importance weights a token that the policy unlearned since it was sampled would count e^10 times.
     """
     if objective.kl == 0 or known.reference is None:
         return torch.zeros_like(ratio_BT)
@@ -343,9 +343,9 @@ def _finite(logp_new_BT: Tensor, known: LogProbs, objective: Objective) -> Tenso
 
 
 def _k3(difference_BT: Tensor) -> Tensor:
-    """Return exp(-d) - 1 + d, never negative; times the ratio its gradient is that of KL(new || reference).
+    """Return exp(-d) - 1 + d, never negative; multiplied by the ratio it has the gradient of KL(new || reference).
 
-    Alone it would have the gradient of KL(reference || new): measured against the exact sums in the tests.
+    Without the ratio it has the gradient of KL(reference || new). Tests compare it with the exact sums.
     """
     bounded_BT = difference_BT.clamp(-MAX_KL_DIFFERENCE_NATS, MAX_KL_DIFFERENCE_NATS)
     return torch.expm1(-bounded_BT) + bounded_BT

@@ -17,7 +17,7 @@ LEAST_SHARED_TOKENS = 16  # a shorter common beginning is computed again, which 
 Tokens = tuple[int, ...]
 CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
 WINDOW_REWARDS = 128
-RESTART_DROP = 0.5  # of a mean of -1 and 1: more than five standard deviations of so many tosses of a coin
+RESTART_DROP = 0.5  # of the mean of rewards -1 and 1: over five standard deviations, if the rewards were coin tosses
 
 
 class Segment(NamedTuple):
@@ -34,7 +34,7 @@ class Pack:
     """The row, and where each sequence stands in it."""
 
     ids: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)  # in the sequences
+    positions: list[int] = field(default_factory=list)  # of each token in its sequence
     segments: list[Segment] = field(default_factory=list)  # in the order of the row
     places: list[list[int]] = field(default_factory=list)  # of each sequence's tokens, in the row
 
@@ -153,7 +153,7 @@ class Schedule:
 
     num_updates: int = 0  # without rejected steps; a rollback restores it
     last_rewards: tuple[float, ...] = ()  # at most a window of them, the newest last
-    best_mean: float | None = None  # None: there are fewer rewards than a window's
+    best_mean: float | None = None  # None: no window was full yet
 
     def after(self, rewards: Sequence[float]) -> "Schedule":
         """Return the schedule for one more step, whose samples have these rewards."""

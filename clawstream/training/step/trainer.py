@@ -73,7 +73,7 @@ class Trainer:
         self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None,
         max_grad_norm: float = MAX_GRAD_NORM, weight_decay: float = WEIGHT_DECAY,
     ) -> None:  # fmt: skip
-        """With a `model` already loaded, every process that holds a part of it has such a trainer."""
+        """`model` is given where several processes each hold a part of one; each of them has such a trainer."""
         self._settings = settings
         self._max_grad_norm = max_grad_norm
         self._model = model or TorchModel.load(base, **load_options(settings, device))
@@ -87,8 +87,8 @@ class Trainer:
         self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool = False,
         num_rejected: int = 0, advantages: Sequence[float] | None = None,
     ) -> StepSummary:  # fmt: skip
-        """Take the steps that make `version`, on these samples in this order; `num_rejected` were just before it.
-        With `advantages` each sample has its own, and its reward is only recorded.
+        """Take the steps that make `version`, on these samples in this order, after `num_rejected` rejected steps.
+        With `advantages`, one per sample, the rewards are only recorded.
 
         Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
         they were before that step of the optimizer, or TrainingDiverged. If `gated`, it raises only StepRefused, after
@@ -197,7 +197,7 @@ class Trainer:
             self._ema = self._saved_ema(state)
 
     def _begin(self) -> None:
-        """Set the state that carries over as it is at the policy's start, where the weights are."""
+        """Set the state that carries over to that of the policy's start; the weights are the start's already."""
         self._ema = self._model.copy() if self._settings.teacher == "ema" else None
         self._schedule = Schedule()
         self._memory = GateMemory()
@@ -287,7 +287,7 @@ def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
 
 
 def _optimizer(model: Model, settings: TrainingSettings, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW, which does not pull norms and biases towards 0."""
+    """Return AdamW, without weight decay for norms and biases."""
     matrices = [model.moved[name] for name, p in model.trained.items() if p.ndim >= 2]
     vectors = [model.moved[name] for name, p in model.trained.items() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
