@@ -267,7 +267,7 @@ def settle(group: GroupState | None, event: Event, weights: RewardWeights) -> St
 
 
 def wait(group: GroupState, now_ms: int, wait_s: float) -> Step[GroupState, None]:
-    """Say once that unfinished attempts are no longer waited for; `now_ms` is the clock of attempts' ends."""
+    """Say once that unfinished attempts are no longer waited for; `now_ms` is by the clock that dates their ends."""
     if group.settled or group.waited or now_ms - group.first_at_ms < wait_s * 1000:
         return Step(group)
     return Step(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
@@ -286,7 +286,7 @@ def advantages_of(rewards: Collection[float]) -> list[float] | None:
 
 
 def reward_of(step: TrajectoryStep, outcome: float | None, weights: RewardWeights) -> float | None:
-    """Return the weighted sum of the scores and the outcome; None: none has a weight above 0. A score of 0 counts."""
+    """Return the weighted sum of the scores and the outcome; None: no part has a weight over 0. A score of 0 counts."""
     said = (
         (weights.judge, step.judge_reward),
         (weights.person, step.person_reward),

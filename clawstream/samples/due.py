@@ -63,8 +63,8 @@ def _made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, A
 
 def answered_anew(answer: CandidateAnswer, given: AnswerRefreshed) -> CandidateAnswer:
     """Return the turn's answer replaced by the refreshed answer `given`."""
-    assert given.message is not None, "an answer that is none is scored by no hint"
-    assert given.finish_reason is not None, "an answer ended somehow"
+    assert given.message is not None, "only an answer that was given becomes a sample"
+    assert given.finish_reason is not None, "an answer that was given has a finish reason"
     exchange = replace(
         answer.exchange,
         message=given.message,

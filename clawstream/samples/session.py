@@ -44,10 +44,10 @@ from clawstream.events import (
     VerdictReached,
 )
 
-REMEMBERED_IDS = 256  # feedback ids kept for a turn; a repeated record comes soon
+REMEMBERED_IDS = 256  # feedback ids kept for a turn; if a record is repeated, it is soon
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
-MAX_UNPLACED = 1024  # turns kept with feedback or refreshed answers whose exchange is not read yet, if it ever comes
+MAX_UNPLACED = 1024  # turns with feedback or refreshed answers that are kept until their exchange is read
 PAST_LIVES = 16
 
 
