@@ -180,6 +180,12 @@ class Trainer:
             return
         state = folder / STATE_FOLDER
         facts = json.loads((state / "state.json").read_text())
+        if missing := {"base_sha256", "schedule", "gate"} - facts.keys():
+            raise UnusableCheckpoint(
+                f"{state / 'state.json'}: found {', '.join(sorted(facts)) or 'nothing'}, expected "
+                f"{' and '.join(sorted(missing))} too. Nothing is trained. Remove {folder} to go on from the version "
+                "before, restore it from a backup, or give the new policy an id of its own."
+            )
         if facts["base_sha256"] != self._base_sha256:
             raise UnusableCheckpoint(
                 f"{folder}: started from a base with sha256 {facts['base_sha256'][:12]}, but {self._model.folder} has "
