@@ -38,10 +38,9 @@ def list_letters(
     if as_json:
         typer.echo(json.dumps([plain(one) for one in wanted]))
         return
-    columns = {"letter": "letter", "key": "session", "reason": "reason", "fate": "fate"}
-    table = Table(*columns.values())
+    table = Table("letter", "session", "reason", "fate")
     for row in map(plain, wanted):
-        table.add_row(*(Text(_text(row[column])) for column in columns))
+        table.add_row(*(Text(_text(row[column])) for column in ("letter", "key", "reason", "fate")))
     layout.show(Console(), table)
 
 

@@ -1,7 +1,6 @@
 """`clawstream policy`: the versions of a policy, what one is made of, and back to an earlier one."""
 
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -16,9 +15,10 @@ from clawstream import layout
 from clawstream.cli.process import AsJson, Context, ask_log, harmless, log_to_stderr
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
+from clawstream.stream.stage import now_ms
 
 if TYPE_CHECKING:
-    from clawstream.events import Event, RollbackAsked, VersionPinned
+    from clawstream.events import PolicyEvent, RollbackAsked, VersionPinned
     from clawstream.monitoring.policy import VersionFacts
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
@@ -91,12 +91,12 @@ def rollback(context: typer.Context, version: _VERSION, as_json: AsJson = False)
 
     settings = _settings(context)
 
-    def asking(known: "dict[int, VersionFacts]", asked: "Sequence[Event]") -> RollbackAsked:
+    def asking(known: "dict[int, VersionFacts]", asked: "Sequence[PolicyEvent]") -> RollbackAsked:
         _refuse_gone(settings, known, version)
         if version == newest(known):
             raise OperatorError(f"version {version} is the newest: there is nothing to go back from")
         number = _next_number(event for event in asked if isinstance(event, RollbackAsked))
-        return RollbackAsked(policy_id=settings.policy.id, number=number, to_version=version, asked_at_ms=_now_ms())
+        return RollbackAsked(policy_id=settings.policy.id, number=number, to_version=version, asked_at_ms=now_ms())
 
     event = _ask(settings, asking)
     if as_json:
@@ -129,13 +129,13 @@ def _pin(context: typer.Context, version: int, *, as_json: bool, pinned: bool) -
 
     settings = _settings(context)
 
-    def asking(known: "dict[int, VersionFacts]", asked: "Sequence[Event]") -> VersionPinned:
+    def asking(known: "dict[int, VersionFacts]", asked: "Sequence[PolicyEvent]") -> VersionPinned:
         if pinned:
             _refuse_gone(settings, known, version)
         _known(known, version)
         number = _next_number(event for event in asked if isinstance(event, VersionPinned))
         return VersionPinned(
-            policy_id=settings.policy.id, number=number, policy_version=version, pinned=pinned, asked_at_ms=_now_ms()
+            policy_id=settings.policy.id, number=number, policy_version=version, pinned=pinned, asked_at_ms=now_ms()
         )
 
     event = _ask(settings, asking)
@@ -210,7 +210,7 @@ def _versions_and_pins(settings: Settings) -> "tuple[dict[int, VersionFacts], fr
     return known, pinned(event for event in asked if isinstance(event, VersionPinned))
 
 
-def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequence[Event]], Asked]") -> "Asked":
+def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequence[PolicyEvent]], Asked]") -> "Asked":
     """Put on the log what `asking` makes of the policy's versions and of what was asked of it before."""
 
     async def main(log: "KafkaLog") -> "Asked":
@@ -221,26 +221,18 @@ def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequenc
     return ask_log(settings, "policy", main)
 
 
-async def _both(settings: Settings, log: "KafkaLog") -> "tuple[dict[int, VersionFacts], list[Event]]":
-    from clawstream.events import PolicyEvent
+async def _both(settings: Settings, log: "KafkaLog") -> "tuple[dict[int, VersionFacts], list[PolicyEvent]]":
     from clawstream.monitoring.policy import versions
     from clawstream.stream import topics
-    from clawstream.stream.stage import Record
+    from clawstream.stream.log import policy_events
 
-    async def events_on(topic: str) -> "list[Event]":
-        batches = log.follow([topic], "earliest", until_end=True)
-        found = [record.event async for records in batches for record in records if isinstance(record, Record)]
-        return [event for event in found if isinstance(event, PolicyEvent) and event.policy_id == settings.policy.id]
-
-    return versions(await events_on(topics.POLICY), settings.policy.id), await events_on(topics.CONTROL)
+    policy_id = settings.policy.id
+    told = await policy_events(log, topics.POLICY, policy_id)
+    return versions(told, policy_id), await policy_events(log, topics.CONTROL, policy_id)
 
 
 def _next_number(asked: "Iterable[RollbackAsked | VersionPinned]") -> int:
     return max((event.number for event in asked), default=0) + 1
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _shown(value: Any) -> str:

@@ -21,6 +21,7 @@ from clawstream.config import Settings
 from clawstream.errors import ConfigError, OperatorError
 from clawstream.events import ReplayEnded, ReplayStarted, VotesFrom
 from clawstream.locks import locked
+from clawstream.stream.stage import now_ms
 
 if TYPE_CHECKING:
     from clawstream.replay.comparing import Comparison
@@ -136,7 +137,7 @@ def promote(context: typer.Context, name: Name) -> None:
     from clawstream.replay.registry import promote as promoted
 
     settings = _settings(context)
-    _run(settings, lambda log: promoted(log, name, policy_id=settings.policy.id, now_ms=_now_ms()))
+    _run(settings, lambda log: promoted(log, name, policy_id=settings.policy.id, now_ms=now_ms()))
     typer.echo(f"{settings.policy.id} is trained on the samples of replay {name} from its next batch on")
 
 
@@ -146,7 +147,7 @@ def rollback(context: typer.Context) -> None:
     from clawstream.replay.registry import rollback as rolled_back
 
     settings = _settings(context)
-    event = _run(settings, lambda log: rolled_back(log, policy_id=settings.policy.id, now_ms=_now_ms()))
+    event = _run(settings, lambda log: rolled_back(log, policy_id=settings.policy.id, now_ms=now_ms()))
     said = "its live samples" if event.replay is None else f"the samples of replay {event.replay}"
     typer.echo(f"{settings.policy.id} is trained on {said} from its next batch on")
 
@@ -155,19 +156,15 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "ReplayRequest", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
+    from clawstream.inference.judge_client import name_of
     from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.registry import num_records
     from clawstream.replay.running import begin, work_through
     from clawstream.stream import topics
     from clawstream.stream.kafka import admin
-    from clawstream.stream.kafka.connect import security_of
     from clawstream.stream.topics import replay_topics
 
-    teacher = None
-    if settings.teacher.url is not None:
-        from clawstream.inference.judge_client import judge_name
-
-        teacher = judge_name(settings.teacher.model, settings.teacher.url)
+    teacher = name_of(settings.teacher)
     started, ended = await begin(log, wanted, settings.judge, settings.samples, settings.rewards, teacher=teacher)
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:
@@ -175,12 +172,11 @@ async def work_on(
         return ended
     prepare("clawstream.cli.replay_worker")
     partitions = 1 + max(part.partition for part in started.ranges)
-    assert settings.kafka.bootstrap is not None
     await admin.create(
-        settings.kafka.bootstrap,
+        settings.kafka.address,
         settings.kafka.prefix,
         replay_topics(wanted.name, partitions=partitions, retention_ms=RETENTION_MS),
-        security=security_of(settings.kafka),
+        security=settings.kafka,
     )
     tell = _progress_line(num_records(started.ranges, topics.EXCHANGES), say)
 
@@ -248,10 +244,6 @@ def _print(ended: ReplayEnded, *, as_json: bool) -> None:
 
 def _shown(value: float | str | None) -> str:
     return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else escape(str(value))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _run(settings: Settings, main: "Callable[[KafkaLog], Coroutine[None, None, T]]") -> T:

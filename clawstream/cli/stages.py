@@ -101,17 +101,15 @@ def samples(context: typer.Context) -> None:
     settings = _settings(context, "samples")
     hide_torch()
     from clawstream.events import OffDistribution, RewardWeights
+    from clawstream.inference.judge_client import name_of, teaching
     from clawstream.rendering.renderer import PromptRenderer
     from clawstream.samples.joining import SampleRules, TeacherRule
     from clawstream.samples.stage import asking_stage, samples_stage
     from clawstream.stream.stage import HEARD_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    asks, teacher = None, settings.teacher
-    if teacher.url is not None:
-        from clawstream.inference.judge_client import judge_name, teaching
-
-        asks = TeacherRule(judge_name(teacher.model, teacher.url))
+    teacher = name_of(settings.teacher)
+    asks = None if teacher is None else TeacherRule(teacher)
     rules = SampleRules(
         renderer,
         OffDistribution(settings.samples.off_distribution),

@@ -64,6 +64,7 @@ def status(
 
 
 async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
+    from clawstream.inference.judge_client import name_of
     from clawstream.local.servers.accounts import address_in
     from clawstream.local.servers.kafka import access_to
     from clawstream.monitoring.status import GROUPED, REFRESHING, due_of
@@ -82,22 +83,17 @@ async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
         optional=optional,
         monitor_url=monitor_url,
         due=due_of(settings.training),
-        judge=_judge_name(settings.judge),
+        judge=name_of(settings.judge),
     )
-
-
-def _judge_name(judge: JudgeSettings) -> str | None:
-    from clawstream.inference.judge_client import judge_name
-
-    return None if judge.url is None else judge_name(judge.model, judge.url)
 
 
 def _judge(settings: Settings, found: "Status") -> "JudgeReachability | None":
     """Return what is known last of the judge, by the log or by the stage that asks it here."""
+    from clawstream.inference.judge_client import name_of
     from clawstream.local.running import judge_of
     from clawstream.monitoring.alarm import newest
 
-    name = _judge_name(settings.judge)
+    name = name_of(settings.judge)
     by_log = None if found.log is None else found.log.judge
     return None if name is None else newest(by_log, judge_of(settings.data_dir), judge=name)
 

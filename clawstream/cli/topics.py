@@ -56,9 +56,9 @@ def verify(context: typer.Context) -> None:
 @topics.command()
 def graph() -> None:
     """Print who writes and who reads each topic, as Mermaid."""
-    from clawstream.stream.kafka import admin
+    from clawstream.stream.topics import all_topics, mermaid
 
-    typer.echo(admin.graph())
+    typer.echo(mermaid(all_topics()))
 
 
 @topics.command()
@@ -118,11 +118,9 @@ def grant(context: typer.Context) -> None:
 
 def _ask_broker(context: typer.Context, ask: Callable[..., Coroutine[None, None, T]]) -> T:
     """Return what `ask` returns, called with the broker's address, the names' prefix and how to log in."""
-    from clawstream.stream.kafka.connect import security_of
-
     with broker(_settings(context)) as settings:
         kafka = settings.kafka
-        return asyncio.run(ask(kafka.bootstrap, kafka.prefix, security=security_of(kafka)))
+        return asyncio.run(ask(kafka.address, kafka.prefix, security=kafka))
 
 
 @db.command()

@@ -35,32 +35,6 @@ from clawstream.config.sections import (
 from clawstream.config.training import IDLE, RewardsSettings, SamplesSettings, TrainingSettings
 from clawstream.errors import ConfigError
 
-__all__ = [
-    "EXAMPLE_KEY",
-    "IDLE",
-    "LOOPBACK",
-    "PREFIX",
-    "EngineSettings",
-    "GatewaySettings",
-    "JudgeSettings",
-    "KafkaSettings",
-    "MonitorSettings",
-    "PolicySettings",
-    "PostgresSettings",
-    "RewardsSettings",
-    "SamplesSettings",
-    "Section",
-    "Settings",
-    "TeacherSettings",
-    "TrainingSettings",
-    "WeightsSettings",
-    "dump",
-    "inherited_environment",
-    "load",
-    "quiet_transformers",
-    "stay_on_this_machine",
-]
-
 PREFIX = "CLAWSTREAM_"
 
 

@@ -50,6 +50,18 @@ class KafkaSettings(Section):
         None, description="PEM of who signed the broker's certificate; none: the system's authorities"
     )
 
+    @property
+    def address(self) -> str:
+        """The broker's address; raises ConfigError where none is set."""
+        if self.bootstrap is None:
+            raise ConfigError("kafka.bootstrap is not set: name a broker, or run `clawstream up`, which starts one")
+        return self.bootstrap
+
+    @property
+    def password(self) -> str | None:
+        """The account's password, in the clear."""
+        return None if self.sasl_password is None else self.sasl_password.get_secret_value()
+
 
 class PostgresSettings(Section):
     """The database."""

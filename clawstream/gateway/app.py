@@ -8,8 +8,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -24,7 +24,7 @@ from clawstream.gateway.access.key_file import WatchedKeys
 from clawstream.gateway.access.owners import FOLDER as OWNERS
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.access.security import Guard
-from clawstream.gateway.answering.admission import Admission, PromptMaker, epoch_ms
+from clawstream.gateway.answering.admission import Admission, PromptMaker
 from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.engines import Engines, ServedEngine
 from clawstream.gateway.http.connection import connection_class
@@ -35,10 +35,13 @@ from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import FOLDER, Fsync, SpoolInUse
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
-from clawstream.gateway.watching import FollowableLog, follow_policy, learn_owners, learn_sessions
+from clawstream.gateway.watching import follow_policy, learn_owners, learn_sessions
 from clawstream.inference.model_folder import largest_token_id, num_embeddings, too_small_for
+from clawstream.inference.service import Server
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.log import Log
+from clawstream.stream.stage import now_ms
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 4096
@@ -48,7 +51,7 @@ BOUNDS = Bounds()
 DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
 
 
-class GatewayLog(SealedLog, FollowableLog, Protocol):
+class GatewayLog(SealedLog, Log, Protocol):
     """The parts of a log that the gateway uses."""
 
     cluster_id: str | None  # whose data it is; None: its broker does not say
@@ -79,7 +82,7 @@ async def serve(
             closing(_owners(settings, log.cluster_id)) as owners,
             _listener(settings.gateway.host, settings.gateway.port) as listener,
         ):
-            delivery = Delivery(log, spool, ack_timeout_s=bounds.ack_timeout_s, metrics=metrics, now_ms=epoch_ms)
+            delivery = Delivery(log, spool, ack_timeout_s=bounds.ack_timeout_s, metrics=metrics, now_ms=now_ms)
             admission = Admission(
                 settings=settings.gateway,
                 bounds=bounds,
@@ -104,7 +107,7 @@ async def serve(
             )
             keys = _keys(settings)
             guard = Guard.of(settings.gateway, keys, admission.metrics)
-            from_ms = epoch_ms() - bounds.index_window_s * 1000
+            from_ms = now_ms() - bounds.index_window_s * 1000
             learning = learn_sessions(
                 log, admission.sessions, admission.answers, admission.conversations, owners,
                 policy_id=policy.id, from_ms=from_ms, spooled=delivery.waiting(),
@@ -144,7 +147,7 @@ async def _done_unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> 
 def _owners(settings: Settings, cluster_id: str | None) -> Owners:
     """Return the owners of this log's sessions."""
     of_cluster = "" if cluster_id is None else f".{quote(cluster_id, safe='')}"
-    return Owners(settings.data_dir / OWNERS / f"{settings.kafka.prefix}sessions{of_cluster}.sqlite", epoch_ms)
+    return Owners(settings.data_dir / OWNERS / f"{settings.kafka.prefix}sessions{of_cluster}.sqlite", now_ms)
 
 
 @asynccontextmanager
@@ -187,7 +190,7 @@ async def _listen(
         backlog=_BACKLOG,
         timeout_graceful_shutdown=int(DRAIN_S),
     )
-    server = _Server(config)
+    server = Server(config)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     async with asyncio.TaskGroup() as group:
@@ -239,15 +242,6 @@ def _largest_id(model_path: Path, renderer: PromptRenderer) -> int:
             "engine.model_path, or resize the model's embeddings"
         )
     return largest_id
-
-
-class _Server(uvicorn.Server):
-    """uvicorn in a process that has signal handlers of its own."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the handlers as they are."""
-        yield
 
 
 def _engine(

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from clawstream.conversation.continuing import answered
 from clawstream.conversation.history import WholeRequest, whole
@@ -22,7 +22,7 @@ from clawstream.gateway.requests.wire import scope_of
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.stream import topics
 from clawstream.stream.avro import codec
-from clawstream.stream.log import Arrived, Raw, Start, arrived
+from clawstream.stream.log import Arrived, Log, Raw, Start, arrived
 from clawstream.stream.stage import Record
 
 E = TypeVar("E", bound=Event)
@@ -31,22 +31,8 @@ AGAIN_AFTER_S = 1.0
 _SAID_EVERY_S = 5.0
 
 
-class FollowableLog(Protocol):
-    """The methods of a log that are used here."""
-
-    def follow(
-        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]:
-        """Yield the records of all partitions from `start` on, in batches."""
-
-    def follow_raw(
-        self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Raw]]:
-        """Yield their bytes."""
-
-
 async def learn_sessions(
-    log: FollowableLog,
+    log: Log,
     index: SessionIndex,
     answers: SampledAnswers,
     conversations: Conversations,
@@ -79,7 +65,7 @@ async def learn_sessions(
     )  # fmt: skip
 
 
-async def _read_once(log: FollowableLog, learning: "SessionLearner", from_ms: int) -> bool:
+async def _read_once(log: Log, learning: "SessionLearner", from_ms: int) -> bool:
     """Return whether all was read, waiting a while first where it was not; records that were read stay known."""
     try:
         async with closing(log.follow((topics.EXCHANGES,), start=from_ms, until_end=True)) as batches:
@@ -170,7 +156,7 @@ class SessionLearner:
             )
 
 
-async def learn_owners(log: FollowableLog, owners: Owners, from_ms: int) -> None:
+async def learn_owners(log: Log, owners: Owners, from_ms: int) -> None:
     """Learn all owners; those since `from_ms` are known already. Reads the log from where the owners' file ends.
 
     Runs beside everything else, since that may be the whole log. A log that is away is waited for.
@@ -202,7 +188,7 @@ def _claims(raws: Iterable[Raw]) -> list[SessionClaim]:
     return [claim for claim in claims if claim is not None]
 
 
-async def follow_policy(log: FollowableLog, engines: Engines) -> None:
+async def follow_policy(log: Log, engines: Engines) -> None:
     """Tell `engines` of every version that is activated from now on; never returns."""
     while True:
         try:

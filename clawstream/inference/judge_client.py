@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from clawstream.config import JudgeSettings, Settings
+from clawstream.config import JudgeSettings, Settings, TeacherSettings
 from clawstream.conversation.history import num_equal
 from clawstream.errors import ClawstreamError, ConfigError, NotYet, TryLater
 from clawstream.inference.engine import (
@@ -134,6 +134,11 @@ def judge_name(model: str, url: str) -> str:
     """Return how the log names a judge or a teacher: its model and host, without what may be secret in an address."""
     parts = urlsplit(url)
     return f"{model}@{parts.hostname}" + (f":{parts.port}" if parts.port is not None else "")
+
+
+def name_of(endpoint: JudgeSettings | TeacherSettings) -> str | None:
+    """Return how the log names the judge or teacher that is set; None: none is."""
+    return None if endpoint.url is None else judge_name(endpoint.model, endpoint.url)
 
 
 def _failure(name: str, status: int, raw: bytes, retry_after: str | None) -> TryLater | JudgeRefused:

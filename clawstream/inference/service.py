@@ -125,17 +125,21 @@ def build_app(backend: Backend) -> Starlette:
     return Starlette(routes=routes, middleware=[Middleware(OriginGuard)])
 
 
-class AppServer(uvicorn.Server):
-    """uvicorn that leaves signals to its process and ends within about a second of `should_exit`."""
-
-    def __init__(self, app: Starlette) -> None:
-        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
-        super().__init__(config)
+class Server(uvicorn.Server):
+    """uvicorn in a process that has signal handlers of its own."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Installs no handler."""
         yield
+
+
+class AppServer(Server):
+    """A server of the dialect's routes that ends within about a second of `should_exit`."""
+
+    def __init__(self, app: Starlette) -> None:
+        config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+        super().__init__(config)
 
 
 def answer(content: object, status: int = 200) -> Response:

@@ -19,7 +19,6 @@ from typing import Any
 import aiohttp
 
 from clawstream.config import LOOPBACK, KafkaSettings, PostgresSettings, Settings, dump, inherited_environment
-from clawstream.events import PolicyEvent
 from clawstream.inference.model_folder import base_in, refuse_other, to_name
 from clawstream.inference.sglang import LOADS_WITHIN_S
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
@@ -31,9 +30,8 @@ from clawstream.local.supervisor import Part, Patience, Supervisor, keep
 from clawstream.projections import database
 from clawstream.stream import topics
 from clawstream.stream.kafka import admin
-from clawstream.stream.kafka.connect import connected, security_of
-from clawstream.stream.log import EventLog
-from clawstream.stream.stage import Record
+from clawstream.stream.kafka.connect import connected
+from clawstream.stream.log import EventLog, policy_events
 
 log = logging.getLogger(__name__)
 STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups", "train", "weights", "project", "monitor")
@@ -47,19 +45,14 @@ async def name_base(policy_log: EventLog, settings: Settings) -> None:
     """
     policy_id = settings.policy.id
     base = await asyncio.to_thread(base_in, settings.engine.base_policy, settings.cache_dir)
-    events, now_ms = await _of_policy(policy_log, policy_id), time.time_ns() // 1_000_000
+    events, now_ms = await policy_events(policy_log, topics.POLICY, policy_id), time.time_ns() // 1_000_000
     named = to_name(policy_id, base, events, checkpoints_dir=settings.checkpoints_dir, now_ms=now_ms)
     if named is None:
         return
     await policy_log.append([named])
-    refuse_other(policy_id, base, await _of_policy(policy_log, policy_id))  # another part may have been quicker
+    events = await policy_events(policy_log, topics.POLICY, policy_id)
+    refuse_other(policy_id, base, events)  # another part may have been quicker
     log.info("base_named policy=%s path=%s model=%s", policy_id, base.path, (base.model_sha256 or "unseen")[:12])
-
-
-async def _of_policy(policy_log: EventLog, policy_id: str) -> list[PolicyEvent]:
-    batches = policy_log.follow([topics.POLICY], "earliest", until_end=True)
-    found = [record.event async for records in batches for record in records if isinstance(record, Record)]
-    return [event for event in found if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
 
 
 Say = Callable[[str], None]
@@ -193,8 +186,7 @@ async def _with_broker(settings: Settings, start: StartServer, fresh: bool) -> K
         broker = EmbeddedKafka(settings.data_dir / "kafka", fresh=fresh, cache_dir=settings.cache_dir)
         await start(broker)
         kafka = kafka.model_copy(update=broker.access)
-    assert kafka.bootstrap is not None
-    for change in await admin.apply(kafka.bootstrap, kafka.prefix, security=security_of(kafka)):
+    for change in await admin.apply(kafka.address, kafka.prefix, security=kafka):
         log.info("topics %s", change)
     return kafka
 

@@ -8,7 +8,6 @@ begins or stops answering or fails with another error, and otherwise at most onc
 """
 
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from typing import Any
 from clawstream.local.servers.accounts import in_use, write_private
 from clawstream.locks import locked
 from clawstream.monitoring.alarm import JudgeReachability, after
+from clawstream.stream.stage import now_ms
 
 _LOCK = ".run-lock"
 _ADDRESSES = "run.json"
@@ -108,9 +108,7 @@ def _read(file: Path) -> Any:
 class JudgeNotes:
     """Notes the outcome of each request to a judge."""
 
-    def __init__(
-        self, data_dir: Path, judge: str, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
-    ) -> None:
+    def __init__(self, data_dir: Path, judge: str, *, now_ms: Callable[[], int] = now_ms) -> None:
         self._data_dir = data_dir
         self._judge = judge
         self._now_ms = now_ms

@@ -15,6 +15,7 @@ from typing import Protocol
 from clawstream.errors import PartUnavailable, TooManyFailures
 from clawstream.local.running import PartState, write_parts
 from clawstream.local.servers.server_process import end_child, kill_group, last_lines, start_child
+from clawstream.stream.stage import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Supervisor:
         environment: Mapping[str, str],
         say: Callable[[str], None],
         patience: Patience | None = None,
-        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._folder = folder
         self._environment = dict(environment)

@@ -17,17 +17,18 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from clawstream.config import MonitorSettings, Settings
-from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.errors import PartUnavailable
 from clawstream.inference.http_borders import guard_origin
 from clawstream.monitoring.hosting import hosted
 from clawstream.monitoring.live import Live, MonitorReport, TimeSpan, as_json
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.status import GROUP, TOPICS, due_of, now_ms, read_policy, waiting_since
+from clawstream.monitoring.status import GROUP, TOPICS, due_of, read_policy, waiting_since
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS
 from clawstream.stream.kafka.client import Broker
-from clawstream.stream.kafka.connect import connected, security_of
+from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId
+from clawstream.stream.stage import now_ms
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +109,7 @@ def _family(name: str, words: str, labels: tuple[str, ...], values: Values) -> G
 async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
     """Run until `stop`; raises PartUnavailable where the port, the broker or the group can't be had."""
     kafka, folder = settings.kafka, settings.data_dir / "monitor"
-    if kafka.bootstrap is None:
-        raise ConfigError("kafka.bootstrap is not set: name a broker, or run `clawstream up`, which starts one")
-    broker = Broker(bootstrap=kafka.bootstrap, client_id=GROUP, security=security_of(kafka))
+    broker = Broker(bootstrap=kafka.address, client_id=GROUP, security=kafka)
     board = PolicyBoard(settings.policy.id, due_of(settings.training))
     async with connected(kafka, client_id=GROUP) as kafka_log:
         starts = await _starts(kafka_log, board)

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 import faust
 
+from clawstream.config import KafkaSettings
 from clawstream.stream.avro import codec
-from clawstream.stream.kafka.client import Broker, KafkaSecurity
+from clawstream.stream.kafka.client import Broker
 from clawstream.stream.log import Arrived, Raw, arrived
 
 SESSION_TIMEOUT_S = 10.0  # a killed monitor is forgotten after this, and the next one may begin
@@ -105,17 +106,17 @@ async def _ended(app: Any) -> None:
     raise RuntimeError(f"faust's application ended by itself: {app.crash_reason!r}") from app.crash_reason
 
 
-def _credentials(security: KafkaSecurity) -> Any:
-    if security.protocol == "PLAINTEXT":
+def _credentials(security: KafkaSettings | None) -> Any:
+    if security is None or security.security_protocol == "PLAINTEXT":
         return None
-    encrypted = security.protocol.endswith("SSL")
+    encrypted = security.security_protocol.endswith("SSL")
     cafile = None if security.ca_file is None else str(security.ca_file)
     context = ssl.create_default_context(cafile=cafile) if encrypted else None
     if security.sasl_mechanism is None:
         return faust.SSLCredentials(context)
     return faust.SASLCredentials(
         username=security.sasl_username,
-        password=security.sasl_password,
+        password=security.password,
         ssl_context=context,
         mechanism=security.sasl_mechanism,
     )

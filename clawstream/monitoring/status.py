@@ -4,7 +4,6 @@ A value that can't be known is absent, and `problems` says why: a status is an a
 """
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +18,9 @@ from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.windows import AppendTimes, BrokerClock
 from clawstream.monitoring.windows import alarm as clock_alarm
 from clawstream.stream import topics
-from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Start
-from clawstream.stream.stage import Record
+from clawstream.stream.stage import Record, now_ms
 
 GROUP = "monitor"
 NUM_VOTES = 20  # of each partition; they show how the judge fares
@@ -35,11 +33,6 @@ GROUPED = ("trajectories", "groups")  # where groups are trained on
 NUM_VERDICTS = 5
 LOG_WITHIN_S = 20.0
 MONITOR_WITHIN_S = 3.0
-
-
-def now_ms() -> int:
-    """Return the time of this machine's clock."""
-    return time.time_ns() // 1_000_000
 
 
 def due_of(training: TrainingSettings) -> BatchRule | None:
@@ -151,9 +144,7 @@ async def _log(
     try:
         async with (
             asyncio.timeout(LOG_WITHIN_S),
-            KafkaLog.connect(
-                kafka.bootstrap, prefix=kafka.prefix, client_id="status", security=security_of(kafka)
-            ) as kafka_log,
+            KafkaLog.connect(kafka.bootstrap, prefix=kafka.prefix, client_id="status", security=kafka) as kafka_log,
         ):
             return await read_log(kafka_log, board, optional, judge)
     except (PartUnavailable, TopicMismatch, TryLater) as error:

@@ -87,7 +87,7 @@ class AppendTimes:
             return found
         if isinstance(found, Record):
             return found._replace(timestamp_ms=taken_ms)
-        return replace(found, raw=replace(found.raw, timestamp_ms=taken_ms))
+        return replace(found, timestamp_ms=taken_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ gateway's does. An answer is thrown away if other weights began it from that cac
 """
 
 import itertools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -32,6 +31,7 @@ from clawstream.inference.engine import (
 from clawstream.inference.sglang import SglangEngine
 from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer
+from clawstream.stream.stage import now_ms
 
 
 class Reader(Protocol):
@@ -53,7 +53,7 @@ class Refresher:
         reader: Reader,
         policy_id: str,
         *,
-        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._engines = itertools.cycle(engines)
         self._reader = reader

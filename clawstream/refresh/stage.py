@@ -4,7 +4,6 @@ The one rule: each request ends in exactly one fact, an answer or the reason why
 at all, requests wait.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from clawstream.errors import TooLate
 from clawstream.events import Event
 from clawstream.refresh.asking import NOTHING, Known, RefreshRequest, observe
 from clawstream.stream import topics
-from clawstream.stream.stage import DAY_MS, Stage
+from clawstream.stream.stage import DAY_MS, Stage, now_ms
 
 READS = (topics.SAMPLES, topics.ANSWERS)
 ASKED_AT_ONCE = 8  # most of an engine's room is for people
@@ -36,7 +35,7 @@ def refresh_stage(
     *,
     answers_per_hint: int,
     heard_ms: int = DAY_MS,
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    now_ms: Callable[[], int] = now_ms,
 ) -> Stage[Known, RefreshRequest]:
     """Return the stage that asks `policy` for new answers.
 

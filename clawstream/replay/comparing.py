@@ -139,21 +139,6 @@ class Comparison:
     replay_cost: Cost  # the cost of the votes that the replay asked for
 
     @property
-    def scored(self) -> list[ComparedTurn]:
-        """The turns to which both sides gave a score."""
-        return [turn for turn in self.turns if turn.live_score is not None and turn.replay_score is not None]
-
-    @property
-    def missing_in_replay(self) -> list[ComparedTurn]:
-        """The turns that were judged live and not in the replay."""
-        return [turn for turn in self.turns if turn.replay_status is None]
-
-    @property
-    def missing_live(self) -> list[ComparedTurn]:
-        """The turns that were judged in the replay and not live."""
-        return [turn for turn in self.turns if turn.live_status is None]
-
-    @property
     def confusion(self) -> Mapping[tuple[int | None, int | None], int]:
         """The number of turns by (live, replay) score, of the turns that both sides judged."""
         both = [turn for turn in self.turns if turn.live_status is not None and turn.replay_status is not None]
@@ -161,7 +146,7 @@ class Comparison:
 
     def figures(self) -> dict[str, float | int | str | None]:
         """Return the comparison in numbers; None: nothing was scored by both."""
-        scored = self.scored
+        scored = [turn for turn in self.turns if turn.live_score is not None and turn.replay_score is not None]
         live, again = [turn.live_score or 0 for turn in scored], [turn.replay_score or 0 for turn in scored]
         return {
             "live_judge": self.live_judge,
@@ -174,8 +159,8 @@ class Comparison:
             "mean_score_live": _mean(live),
             "mean_score_replay": _mean(again),
             "score_drift": _mean([other - one for one, other in zip(live, again, strict=True)]),
-            "turns_missing_in_replay": len(self.missing_in_replay),
-            "turns_missing_live": len(self.missing_live),
+            "turns_missing_in_replay": sum(turn.replay_status is None for turn in self.turns),
+            "turns_missing_live": sum(turn.live_status is None for turn in self.turns),
             "turns_without_score_live": sum(
                 turn.live_status is not None and turn.live_score is None for turn in self.turns
             ),

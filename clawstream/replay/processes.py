@@ -23,7 +23,6 @@ from clawstream.local.servers.server_process import die_with_parent
 from clawstream.replay.running import shares
 from clawstream.replay.stages import hosted, judge_settings
 from clawstream.replay.work import GROUP_BYTES, ReplayProgress, ReplayWorker, WorkerResult, summed
-from clawstream.stream.kafka.connect import security_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 
 log = logging.getLogger(__name__)
@@ -126,15 +125,10 @@ async def _work(job: WorkerJob, tell: "Connection[object, object]") -> WorkerRes
 
     settings, kafka = job.settings, job.settings.kafka
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    assert kafka.bootstrap is not None
     async with AsyncExitStack() as stack:
         kafka_log = await stack.enter_async_context(
             KafkaLog.connect(
-                kafka.bootstrap,
-                prefix=kafka.prefix,
-                client_id="replay",
-                security=security_of(kafka),
-                batch_bytes=GROUP_BYTES,
+                kafka.address, prefix=kafka.prefix, client_id="replay", security=kafka, batch_bytes=GROUP_BYTES
             )
         )
         judge = None

@@ -5,26 +5,18 @@ The end of a range is fixed when the replay begins, so records that are written 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from clawstream.errors import ConfigError
 from clawstream.events import OffsetRange, ReplayEnded, ReplayStarted, SamplesPromoted, VotesFrom
 from clawstream.events.control import promotions
 from clawstream.projections.look.tail import start_ms
 from clawstream.stream import topics
-from clawstream.stream.log import EventLog, Log, PartitionId, PlacedRecord, Start
+from clawstream.stream.log import Log, PartitionId
 from clawstream.stream.stage import Record
 
 
-class ReplayLog(Log, EventLog, Protocol):
-    """What a replay needs of a log."""
-
-    async def put(self, records: Sequence[PlacedRecord]) -> None: ...
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]: ...
-
-
 async def frozen(
-    log: ReplayLog, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
+    log: Log, *, since: str | None, until: str | None, votes_from: VotesFrom, now_ms: int, scored: bool = False
 ) -> tuple[OffsetRange, ...]:
     """Return the ranges of exchanges from `since` up to but not including `until`, and of the records about them.
 
@@ -66,7 +58,7 @@ def num_records(ranges: Sequence[OffsetRange], topic: str) -> int:
 
 
 async def _offsets_at(
-    log: ReplayLog, offset_or_time: str, now_ms: int, begins: Mapping[PartitionId, int]
+    log: Log, offset_or_time: str, now_ms: int, begins: Mapping[PartitionId, int]
 ) -> Mapping[PartitionId, int]:
     if offset_or_time.isdecimal():
         return {place: max(int(offset_or_time), begin) for place, begin in begins.items()}
@@ -86,7 +78,7 @@ class Registry:
     promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, with undone ones
 
     @classmethod
-    async def read(cls, log: ReplayLog) -> "Registry":
+    async def read(cls, log: Log) -> "Registry":
         """Read the topic up to its present end."""
         found = cls()
         async for records in log.follow([topics.CONTROL], until_end=True):
@@ -118,7 +110,7 @@ class Registry:
         return standing[-1].replay if standing else None
 
 
-async def promote(log: ReplayLog, name: str, *, policy_id: str, now_ms: int) -> SamplesPromoted:
+async def promote(log: Log, name: str, *, policy_id: str, now_ms: int) -> SamplesPromoted:
     """Train the policy on the replay's samples from its next batch on; raises ConfigError unless the replay ended."""
     registry = await Registry.read(log)
     registry.finished(name)
@@ -127,7 +119,7 @@ async def promote(log: ReplayLog, name: str, *, policy_id: str, now_ms: int) -> 
     return event
 
 
-async def rollback(log: ReplayLog, *, policy_id: str, now_ms: int) -> SamplesPromoted:
+async def rollback(log: Log, *, policy_id: str, now_ms: int) -> SamplesPromoted:
     """Undo the newest promotion that stands; raises ConfigError where none does."""
     registry = await Registry.read(log)
     standing = promotions(registry.promoted.get(policy_id, []))

@@ -6,7 +6,6 @@ records and writes the same events again. Votes that it asked for are on the log
 
 import csv
 import re
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -26,12 +25,12 @@ from clawstream.events import (
 )
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.comparing import SCORES, ComparedTurn, Comparison, compare
-from clawstream.replay.registry import Registry, ReplayLog, frozen
+from clawstream.replay.registry import Registry, frozen
 from clawstream.replay.stages import samples_sha256
 from clawstream.replay.work import WorkerResult, summed
 from clawstream.stream import topics
-from clawstream.stream.log import PartitionId
-from clawstream.stream.stage import Record
+from clawstream.stream.log import Log, PartitionId
+from clawstream.stream.stage import Record, now_ms
 from clawstream.stream.topics import replay_topic
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -56,7 +55,7 @@ def refuse_name(name: str) -> None:
 
 
 async def begin(
-    log: ReplayLog,
+    log: Log,
     wanted: ReplayRequest,
     judge: JudgeSettings,
     samples: SamplesSettings,
@@ -75,7 +74,7 @@ async def begin(
     if started is not None:
         _refuse_another(started, wanted)
         return started, registry.ended.get(wanted.name)
-    now_ms = time.time_ns() // 1_000_000
+    started_at_ms = now_ms()
     started = ReplayStarted(
         replay=wanted.name,
         votes_from=wanted.votes_from,
@@ -89,10 +88,10 @@ async def begin(
             since=wanted.since,
             until=wanted.until,
             votes_from=wanted.votes_from,
-            now_ms=now_ms,
+            now_ms=started_at_ms,
             scored=teacher is not None,
         ),
-        started_at_ms=now_ms,
+        started_at_ms=started_at_ms,
         off_distribution=OffDistribution(samples.off_distribution),
         reward_weights=RewardWeights(**rewards.weights),
         hint_quorum=judge.needed_for_a_hint,
@@ -104,7 +103,7 @@ async def begin(
 
 
 async def work_through(
-    log: ReplayLog, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[WorkerResult]]]
+    log: Log, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[WorkerResult]]]
 ) -> ReplayEnded:
     """Let `work` do the whole replay, and write to the log how it ended."""
     outcomes = await work(started)
@@ -122,7 +121,7 @@ async def work_through(
         num_calls=progress.num_calls,
         num_unusable=progress.num_unusable,
         samples_sha256=samples_sha256(digests),
-        ended_at_ms=time.time_ns() // 1_000_000,
+        ended_at_ms=now_ms(),
         num_votes_cast=progress.num_votes_cast,
     )
     await log.append([ended])
@@ -153,7 +152,7 @@ def _refuse_another(started: ReplayStarted, wanted: ReplayRequest) -> None:
             )
 
 
-async def compared(log: ReplayLog, started: ReplayStarted) -> Comparison:
+async def compared(log: Log, started: ReplayStarted) -> Comparison:
     """Return the replay's verdicts compared with the live ones on the same answers, up to now."""
     ranges = {
         PartitionId(part.topic, part.partition): (part.first_offset, part.end_offset)
@@ -215,7 +214,7 @@ def _ticks(axis: Any, names: Sequence[str]) -> None:
     axis.set_ticks(range(len(names)), labels=names)
 
 
-async def _read(log: ReplayLog, names: Sequence[str]) -> list[Event]:
+async def _read(log: Log, names: Sequence[str]) -> list[Event]:
     found: list[Event] = []
     async for records in log.follow(names, until_end=True):
         found += [record.event for record in records if isinstance(record, Record)]

@@ -19,10 +19,10 @@ from clawstream import events
 from clawstream.errors import TryLater, UnusableEvent
 from clawstream.events import Event
 from clawstream.judging.votes import Ballot
-from clawstream.replay.registry import ReplayLog, by_partition
+from clawstream.replay.registry import by_partition
 from clawstream.replay.stages import FoldOutput, Host, Output, following
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Undecodable
+from clawstream.stream.log import Arrived, Log, PartitionId, PlacedRecord, Undecodable
 from clawstream.stream.runner.calling import StageCaller, wait_before
 from clawstream.stream.runner.fold import in_clock_order
 from clawstream.stream.stage import Record, Stage
@@ -107,7 +107,7 @@ class ReplayWorker:
     def __init__(
         self,
         started: events.ReplayStarted,
-        to: ReplayLog,
+        to: Log,
         stages: Callable[[], Sequence[Stage[Any, Any]]],
         *,
         judging: Stage[Any, Any] | None = None,

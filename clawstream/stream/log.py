@@ -8,12 +8,12 @@ or one that lost its end, would get new records below that offset, which the rea
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from clawstream.errors import LogContradicted, TryLater, UndecodableRecord
-from clawstream.events import Event
+from clawstream.events import Event, PolicyEvent
 from clawstream.stream.avro import Codec, ReadHeaders, key_bytes, traceparent_of
 from clawstream.stream.stage import Record
 
@@ -48,31 +48,10 @@ class Raw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Undecodable:
+class Undecodable(Raw):
     """A record whose bytes no schema of ours can decode."""
 
-    raw: Raw
     reason: str
-
-    @property
-    def topic(self) -> str:
-        """The topic of its bytes."""
-        return self.raw.topic
-
-    @property
-    def partition(self) -> int:
-        """The partition of its bytes."""
-        return self.raw.partition
-
-    @property
-    def offset(self) -> int:
-        """The offset of its bytes."""
-        return self.raw.offset
-
-    @property
-    def timestamp_ms(self) -> int:
-        """When the broker appended it."""
-        return self.raw.timestamp_ms
 
 
 Arrived = Record | Undecodable
@@ -80,7 +59,7 @@ Arrived = Record | Undecodable
 
 def key_of(record: Arrived) -> bytes | None:
     """Return the record's key in bytes, as the log has it."""
-    return record.raw.key if isinstance(record, Undecodable) else key_bytes(record.key)
+    return record.key if isinstance(record, Undecodable) else key_bytes(record.key)
 
 
 Start = Mapping[tuple[str, int], int] | Literal["earliest", "latest"] | int
@@ -165,8 +144,8 @@ class EventLog(Protocol):
     ) -> AsyncIterator[Sequence[Arrived]]: ...
 
 
-class Log(Protocol):
-    """What runner, projector and trainer need of a log."""
+class Log(EventLog, Protocol):
+    """What runner, projector, trainer, gateway, replays and `tail` need of a log."""
 
     async def write(self, outgoing: Sequence[Outgoing]) -> None:
         """Return when all are acknowledged, in this order per key.
@@ -193,11 +172,17 @@ class Log(Protocol):
     ) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the bytes on the topics, then what arrives; see KafkaLog.follow."""
 
+    async def put(self, records: Sequence[PlacedRecord]) -> None:
+        """Return when all are acknowledged, each partition's in this order; raises TryLater if some may be missing."""
+
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
 
     async def begin_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the oldest offset that each partition still has."""
+
+    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]:
+        """Return the first offset of each partition at `start`; the end where none is."""
 
     def replay(
         self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
@@ -207,17 +192,23 @@ class Log(Protocol):
         With a `key`, yield only its records; the others are not decoded. Without `digest`, records are not hashed.
         """
 
+    def replay_raw(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
+        """Yield the bytes of what `replay` yields."""
+
     def join(
         self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
     ) -> AbstractAsyncContextManager[Member]:
         """Be a member of `group` for the length of the block."""
 
+    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
+        """Return how far the group has come where it has read anything."""
 
-class StartAt(Protocol):
-    """Says where to read partitions from; called each time this member is given some."""
+    async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
+        """Let the group go on from these commits; raises PartUnavailable while somebody reads in it."""
 
-    def __call__(self, places: frozenset[PartitionId]) -> Awaitable[Mapping[PartitionId, int]]:
-        """Return the next offset to read of each partition."""
+
+StartAt = Callable[[frozenset[PartitionId]], Awaitable[Mapping[PartitionId, int]]]
+"""Returns the next offset to read of each partition; called each time this member is given some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +222,18 @@ class Contradiction:
     def __str__(self) -> str:
         found = f"ends at {self.end}" if self.end < self.offset else f"has another record at {self.offset - 1}"
         return f"{self.place.topic} partition {self.place.partition} was read up to offset {self.offset} and {found}"
+
+
+def of_policy(records: Iterable[Arrived], policy_id: str) -> list[PolicyEvent]:
+    """Return the events of one policy among the records."""
+    events = [record.event for record in records if isinstance(record, Record)]
+    return [event for event in events if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
+
+
+async def policy_events(log: EventLog, topic: str, policy_id: str) -> list[PolicyEvent]:
+    """Return the events of one policy that the topic has by now."""
+    batches = log.follow([topic], "earliest", until_end=True)
+    return [event async for records in batches for event in of_policy(records, policy_id)]
 
 
 def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:
@@ -272,10 +275,10 @@ def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
     try:
         event = codec.decode(raw.value)
     except UndecodableRecord as error:
-        return Undecodable(raw=raw, reason=str(error))
+        return undecodable(raw, str(error))
     if raw.key != key_bytes(event.key):
         reason = f"{type(event).__name__} {event.event_id} has the key {event.key!r}, its record {raw.key!r}"
-        return Undecodable(raw=raw, reason=reason)
+        return undecodable(raw, reason)
     return Record(
         topic=raw.topic,
         partition=raw.partition,
@@ -286,6 +289,11 @@ def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
         traceparent=traceparent_of(raw.headers),
         digest=digest_of(raw) if digest else None,
     )
+
+
+def undecodable(raw: Raw, reason: str) -> Undecodable:
+    """Return the record as one that has no event, and why."""
+    return Undecodable(**{field.name: getattr(raw, field.name) for field in fields(Raw)}, reason=reason)
 
 
 def digest_of(raw: Raw) -> bytes:
@@ -299,7 +307,7 @@ def digest_of(raw: Raw) -> bytes:
 
 def digest_in(record: Arrived) -> bytes | None:
     """Return the hash of a record that was read with its digest, or that has no event."""
-    return digest_of(record.raw) if isinstance(record, Undecodable) else record.digest
+    return digest_of(record) if isinstance(record, Undecodable) else record.digest
 
 
 async def subscription(

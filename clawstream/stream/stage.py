@@ -13,6 +13,7 @@ Rules that make a stage safe to kill at any point and to run on any number of wo
 - A key that was silent for more than `retain_ms`, by the log's clock, starts afresh; this bounds the rebuild.
 """
 
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
@@ -24,6 +25,11 @@ C = TypeVar("C")
 
 DAY_MS = 86_400_000
 HEARD_MS = 7 * DAY_MS  # how long feedback counts after its session's last record; the session is in memory until then
+
+
+def now_ms() -> int:
+    """Return the time of this machine's clock, in ms since the epoch, UTC."""
+    return time.time_ns() // 1_000_000
 
 
 class Record(NamedTuple):

@@ -20,12 +20,14 @@ from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, Sample
 from clawstream.events.control import pinned
 from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
+from clawstream.stream.log import Log, of_policy
+from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import limits_of
-from clawstream.training.batches.following import Following, Retraining, TrainingLog, first_publication
+from clawstream.training.batches.following import Following, Retraining, first_publication
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
-from clawstream.training.batches.progress import PolicyProgress, of_policy, rejection
+from clawstream.training.batches.progress import PolicyProgress, rejection
 from clawstream.training.checkpoints import alone_on, latest, prune, read
-from clawstream.training.stepping import Stepper, now_ms, refuse_what_cannot_be
+from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ _FOR_EVER_MS = 2**62
 
 
 async def train(
-    settings: Settings, training_log: TrainingLog, *, stop: asyncio.Event, retraining: Retraining | None = None
+    settings: Settings, training_log: Log, *, stop: asyncio.Event, retraining: Retraining | None = None
 ) -> None:
     """Train until `stop`, making at most `max_updates` updates; with `retraining`, until all samples are used.
 
@@ -73,7 +75,7 @@ async def train(
 
 class _Loop:
     def __init__(
-        self, settings: Settings, training_log: TrainingLog, thread: ThreadPoolExecutor, retraining: Retraining | None
+        self, settings: Settings, training_log: Log, thread: ThreadPoolExecutor, retraining: Retraining | None
     ) -> None:
         self._settings = settings
         self._log = training_log

@@ -14,6 +14,7 @@ import torch
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
+from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import refuse_quantized, threads_for
 from clawstream.training.batches.progress import rejection, step_taken
 from clawstream.training.batches.trainable import ModelLimits, flaw
@@ -133,10 +134,6 @@ def _advantages(plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> tuple
 
 def _ms_since(started_s: float) -> int:
     return round((time.perf_counter() - started_s) * 1000)
-
-
-def now_ms() -> int:
-    return int(time.time() * 1000)
 
 
 def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:

@@ -10,7 +10,6 @@ weights under keys that name newer ones.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from clawstream.events import Event, PolicyPublished
 from clawstream.inference.engine import EngineRefused
 from clawstream.stream import topics
 from clawstream.stream.log import EventLog
-from clawstream.stream.stage import Record
+from clawstream.stream.stage import Record, now_ms
 from clawstream.weights.fetching import Fetcher
 from clawstream.weights.rollout import Rollout, due, forgettable, learn
 from clawstream.weights.taking import SwappingEngine, forget, serving, take_over
@@ -44,7 +43,7 @@ async def keep_current(
     ask_every_s: float = ASK_EVERY_S,
     turn_s: float = TURN_S,
     drain_s: float = DRAIN_S,
-    now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    now_ms: Callable[[], int] = now_ms,
 ) -> None:
     """Run until `stop`: every engine takes over the newest published version as soon as its turn comes.
 

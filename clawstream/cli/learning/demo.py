@@ -41,8 +41,7 @@ def demo(
 
     Takes about three minutes. Everything it wrote stays in a folder of its own, to be queried with `clawstream sql`.
     """
-    assert isinstance(context.obj, Context)
-    settings = context.obj.settings()
+    settings = Context.of(context).settings()
     log_to_stderr("demo", level=30)
     refuse_what_is_missing(Settings(data_dir=settings.data_dir, cache_dir=settings.cache_dir, environment=False))
     hide_torch()

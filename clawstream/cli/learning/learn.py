@@ -130,8 +130,7 @@ def learn(
     is not run again, so a grid that was interrupted goes on where it stopped. The exit code is 2 where a run failed;
     the others are reported.
     """
-    assert isinstance(context.obj, Context)
-    settings = context.obj.settings()
+    settings = Context.of(context).settings()
     log_to_stderr("learn", level=30)
     _refuse_idle(context, real=real)
     to_be_made = None if folder is None else folder.absolute()

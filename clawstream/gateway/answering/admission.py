@@ -10,7 +10,6 @@ again; streams and small prompts go on.
 
 import asyncio
 import re
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +40,7 @@ from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.wire import ChatRequest, of_the_policy, parse_body, sampling_of, scope_of, truthy
 from clawstream.gateway.sessions import Conversations, KnownSession, Recall, SampledAnswers, SessionIndex
 from clawstream.rendering.renderer import PromptRenderer
+from clawstream.stream.stage import now_ms
 
 _ASIDE_BYTES = 16_384  # a prompt with more new bytes is made in a thread, so that streams go on
 _THREADS = 4
@@ -134,11 +134,6 @@ class _Asked:
         return None if named.session_id is None or named.client is None else _Session(named.session_id, named.client)
 
 
-def epoch_ms() -> int:
-    """Return the time in ms since the epoch, UTC."""
-    return time.time_ns() // 1_000_000
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """Admits requests or refuses them."""
@@ -157,7 +152,7 @@ class Admission:
     conversations: Conversations
     metrics: Metrics
     always_of_the_policy: bool = False  # override the client's sampling, so that every main answer can be trained on
-    now_ms: Callable[[], int] = epoch_ms
+    now_ms: Callable[[], int] = now_ms
 
     async def admit(self, scope: Scope, receive: Receive, read: Read) -> Exchange | SessionEndRequest:
         """Return what the request asks for, its body read by `read`. Raises BadRequest or ClientGone."""

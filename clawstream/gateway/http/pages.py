@@ -44,6 +44,7 @@ from clawstream.gateway.requests.body import ClientGone, read_body, read_headers
 from clawstream.gateway.requests.feedback import read_feedback, unknown_response
 from clawstream.gateway.requests.fields import BadRequest, to_json
 from clawstream.gateway.requests.wire import parse_body
+from clawstream.inference.service import answer
 
 PostReply = tuple[int, Mapping[str, Any]]  # the HTTP status and the body
 Answer = Callable[[Admission, Mapping[str, Any], Caller], Awaitable[PostReply]]
@@ -177,25 +178,25 @@ class _Pages:
     async def models(self, request: Request) -> Response:
         refusal, model = self._refusal(request), self._model(request)
         as_anthropic = asks_as_anthropic(request.headers)
-        return refusal or _json(anthropic_models(model) if as_anthropic else {"object": "list", "data": [model]})
+        return refusal or answer(anthropic_models(model) if as_anthropic else {"object": "list", "data": [model]})
 
     async def model(self, request: Request) -> Response:
-        return self._refusal(request, request.path_params["model"]) or _json(self._model(request))
+        return self._refusal(request, request.path_params["model"]) or answer(self._model(request))
 
     async def healthz(self, _request: Request) -> Response:
-        return _json({"ok": True})
+        return answer({"ok": True})
 
     async def ready(self, _request: Request) -> Response:
         """Say to probes, which have no key, whether the gateway serves, and not what is missing."""
         ready = self._ready(self._full())
-        return _json({"ready": ready}, 200 if ready else 503)
+        return answer({"ready": ready}, 200 if ready else 503)
 
     async def readyz(self, _request: Request) -> Response:
         full = self._full()
         parts, ready = self._parts(full), self._ready(full)
         missing = [{"part": name, "problem": problem} for name, problem in parts if problem is not None]
         content = {"ready": ready, "missing": missing, "parts": [name for name, _ in parts], "spool": self._spool()}
-        return _json(content, 200 if ready else 503)
+        return answer(content, 200 if ready else 503)
 
     async def openapi(self, _request: Request) -> Response:
         return Response(self._openapi, media_type="application/json")
@@ -250,10 +251,6 @@ class _Pages:
         except BadRequest as refused:
             return _refusal(request, refused)
         return None
-
-
-def _json(content: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status_code=status, media_type="application/json")
 
 
 def _refusal(request: Request, refused: BadRequest) -> Response:

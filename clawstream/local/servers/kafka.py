@@ -11,7 +11,6 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from pydantic import SecretStr
@@ -19,7 +18,14 @@ from pydantic import SecretStr
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
 from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
-from clawstream.local.servers.server_process import HOST, ServerProcess, reserved, reserved_again, run_tool
+from clawstream.local.servers.server_process import (
+    HOST,
+    EmbeddedServer,
+    ServerProcess,
+    reserved,
+    reserved_again,
+    run_tool,
+)
 
 _USER = "clawstream"
 _MECHANISM = "SCRAM-SHA-256"
@@ -89,10 +95,10 @@ _CONFIG = Path(__file__).parent / "broker"
 _DATA, _NEW_DATA = "data", "data.new"
 
 
-class EmbeddedKafka:
-    """A broker on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
+class EmbeddedKafka(EmbeddedServer):
+    """A broker on `data_dir`.
 
-    Its data is kept between runs; `fresh` empties it first. Clients need the password in its folder, unless it is
+    Clients need the password in its folder, unless it is
     `open_to_all` on this machine. Raises PartUnavailable with the end of the broker's log if it does not get ready.
     """
 
@@ -105,13 +111,9 @@ class EmbeddedKafka:
         cache_dir: Path | None = None,
         open_to_all: bool = False,
     ) -> None:
-        self.data_dir = data_dir.absolute()
-        self.log = self.data_dir / "kafka.log"
-        self._fresh = fresh
-        self._port = port
+        super().__init__(data_dir, "kafka.log", fresh=fresh, port=port)
         self._open_to_all = open_to_all
         self._cache_dir = accounts.cache_folder() if cache_dir is None else cache_dir.absolute()
-        self._server_process: ServerProcess | None = None
         self._bootstrap: str | None = None
 
     @property
@@ -152,20 +154,6 @@ class EmbeddedKafka:
                 accounts.publish(self.data_dir, self._bootstrap)
         self._fresh, self._port = False, port
         return self
-
-    def restart(self) -> None:
-        """Start a broker that ended on the same data and port; raises PartUnavailable as the first start does."""
-        self.__exit__(None, None, None)  # lets go of what is left of it
-        self.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._server_process is not None:
-            self._server_process.stop()
-
-    def exit_status(self) -> int | None:
-        """None while the broker runs; else its exit status."""
-        assert self._server_process is not None, "asked before __enter__"
-        return self._server_process.exit_status()
 
     def _format_once(self, command: Sequence[str]) -> None:
         """Format the data folder once, with a cluster id of its own; a half formatted one is formatted again."""

@@ -14,7 +14,6 @@ import signal
 import subprocess
 from base64 import b64encode
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -22,7 +21,7 @@ import psutil
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
 from clawstream.local.servers.accounts import Identity, identity_for, named
-from clawstream.local.servers.server_process import HOST, ServerProcess, reserved_again, run_tool
+from clawstream.local.servers.server_process import HOST, EmbeddedServer, ServerProcess, reserved_again, run_tool
 from clawstream.projections.accounts import url_of_owner
 from clawstream.resources import how_to_install
 
@@ -54,19 +53,11 @@ _SETTINGS = {
 }
 
 
-class EmbeddedPostgres:
-    """A database server on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
-
-    Its data is kept between runs; `fresh` empties it first. Raises PartUnavailable with the end of the server's log if
-    it does not get ready.
-    """
+class EmbeddedPostgres(EmbeddedServer):
+    """A database server on `data_dir`. Raises PartUnavailable with the end of its log if it does not get ready."""
 
     def __init__(self, data_dir: Path, *, fresh: bool = False, port: int | None = None) -> None:
-        self.data_dir = data_dir.absolute()
-        self.log = self.data_dir / "postgres.log"
-        self._fresh = fresh
-        self._port = port
-        self._server_process: ServerProcess | None = None
+        super().__init__(data_dir, "postgres.log", fresh=fresh, port=port)
         self._url: str | None = None
 
     @property
@@ -107,20 +98,6 @@ class EmbeddedPostgres:
                 accounts.publish(self.data_dir, self._url)
         self._fresh, self._port = False, port
         return self
-
-    def restart(self) -> None:
-        """Start a server that ended on the same data and port; raises PartUnavailable as the first start does."""
-        self.__exit__(None, None, None)  # lets go of what is left of it
-        self.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._server_process is not None:
-            self._server_process.stop()
-
-    def exit_status(self) -> int | None:
-        """None while the server runs; else its exit status."""
-        assert self._server_process is not None, "asked before __enter__"
-        return self._server_process.exit_status()
 
     def _initialise_once(self, programs: Path, identity: Identity) -> None:
         """A cluster is whole or not there: it is made under another name and renamed."""

@@ -21,6 +21,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import aiohttp
 
@@ -172,6 +174,37 @@ class ServerProcess:
     def log_tail(self, num_lines: int = 15) -> str:
         """The end of the server's log."""
         return last_lines(self.log.read_text(errors="replace"), num_lines)
+
+
+class EmbeddedServer:
+    """A server on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
+
+    Its data is kept between runs; `fresh` empties it first.
+    """
+
+    def __init__(self, data_dir: Path, log_name: str, *, fresh: bool, port: int | None) -> None:
+        self.data_dir = data_dir.absolute()
+        self.log = self.data_dir / log_name
+        self._fresh = fresh
+        self._port = port
+        self._server_process: ServerProcess | None = None
+
+    def __enter__(self) -> Self:
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Start a server that ended on the same data and port; raises PartUnavailable as the first start does."""
+        self.__exit__(None, None, None)  # lets go of what is left of it
+        self.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._server_process is not None:
+            self._server_process.stop()
+
+    def exit_status(self) -> int | None:
+        """None while the server runs; else its exit status."""
+        assert self._server_process is not None, "asked before __enter__"
+        return self._server_process.exit_status()
 
 
 def answers(http: aiohttp.ClientSession, url: str) -> Callable[[], Awaitable[str | None]]:

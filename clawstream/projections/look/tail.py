@@ -3,11 +3,11 @@
 import json
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from clawstream.errors import OperatorError
 from clawstream.projections.look.summaries import as_dict, line, printable
@@ -17,16 +17,6 @@ from clawstream.stream.topics import event_topics
 
 _AGO = re.compile(r"(\d{1,6})(s|m|h|d)")
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-class FollowedLog(Log, Protocol):
-    """What tail needs of a log."""
-
-    def follow(self, topics: Sequence[str], start: Start = "earliest") -> AsyncIterator[Sequence[Arrived]]:
-        """Yield the records on the topics, then what arrives."""
-
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]:
-        """Return the first offset of each partition at `start`; the end where none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +55,7 @@ def start_ms(since: str, now_ms: int) -> int:
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-async def tail(log: FollowedLog, what: TailOptions, *, as_json: bool, out: TextIO) -> None:
+async def tail(log: Log, what: TailOptions, *, as_json: bool, out: TextIO) -> None:
     """Print each record once until cancelled or, with `until_end`, where the topic ends.
 
     Existing records are printed in order of time, later ones as they arrive.

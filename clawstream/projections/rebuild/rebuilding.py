@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import psycopg
 from sqlalchemy import Engine
@@ -33,7 +33,7 @@ from clawstream.projections.write.progress import (
 from clawstream.projections.write.projector import in_batches, partition_rows
 from clawstream.projections.write.rows import Release, TableRow, UnusableRecords, rows_of
 from clawstream.projections.write.writer import PartitionClaim, TableWriter
-from clawstream.stream.log import Arrived, Log, PartitionId, Raw, Undecodable, past_the_end
+from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, past_the_end
 
 T = TypeVar("T")
 
@@ -43,13 +43,6 @@ HELD_RECORDS = 2000  # the projector is kept waiting for at most so many, unless
 SWAP_TRIES = 600
 SWAP_AGAIN_S = 0.5
 _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
-
-
-class ReplayedLog(Log, Protocol):
-    """What reading again needs of a log."""
-
-    def replay_raw(self, ranges: Mapping[PartitionId, tuple[int, int]]) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes of what `replay` yields."""
 
 
 @asynccontextmanager
@@ -101,7 +94,7 @@ class Recorded:
 
 
 async def rebuild(
-    url: str, log: ReplayedLog, *, keep: bool, forget_expired: bool, trust_log: bool = False, tell: Tell
+    url: str, log: Log, *, keep: bool, forget_expired: bool, trust_log: bool = False, tell: Tell
 ) -> Rebuilt:
     """Make the tables again and swap them in; without `keep` the old ones are dropped.
 
@@ -161,7 +154,7 @@ class _Build:
     """Tables in a schema of their own, and how far they have read."""
 
     def __init__(
-        self, lock: psycopg.Cursor, engine: Engine, building: Engine, log: ReplayedLog, tell: Tell, *, trust_log: bool
+        self, lock: psycopg.Cursor, engine: Engine, building: Engine, log: Log, tell: Tell, *, trust_log: bool
     ) -> None:
         self._lock = lock
         self._engine = engine

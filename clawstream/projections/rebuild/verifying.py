@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from clawstream.errors import OperatorError
 from clawstream.projections.rebuild.comparing import COMPARED, Difference, Scratch, scratch
-from clawstream.projections.rebuild.rebuilding import ReplayedLog, Tell, on_a_thread, read_ahead
+from clawstream.projections.rebuild.rebuilding import Tell, on_a_thread, read_ahead
 from clawstream.projections.rebuild.schemas import Overruled, overruled_of
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.chain import Break, ChainCheck, Link, chain_check
@@ -23,7 +23,7 @@ from clawstream.projections.write.progress import (
 )
 from clawstream.projections.write.rows import TableRow, UnusableRecords, indexable, rows_of
 from clawstream.stream.avro import codec
-from clawstream.stream.log import PartitionId, Raw, Undecodable, arrived, digest_of
+from clawstream.stream.log import Log, PartitionId, Raw, Undecodable, arrived, digest_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Audit:
         }
 
 
-async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tell) -> Audit:
+async def verify(url: str, log: Log, *, sample: Sample | None, tell: Tell) -> Audit:
     """Compare chain and rows with the log up to the recorded offsets; the database is left as it was.
 
     With `sample` the whole chain is compared, but only the rows of some keys. Raises DatabaseMismatch where the
@@ -108,7 +108,7 @@ async def verify(url: str, log: ReplayedLog, *, sample: Sample | None, tell: Tel
         raise OperatorError(f"no row can be made of some records of the log: {error}. Nothing was changed") from error
 
 
-async def _verify(beside: Scratch, log: ReplayedLog, sample: Sample | None, tell: Tell) -> Audit:
+async def _verify(beside: Scratch, log: Log, sample: Sample | None, tell: Tell) -> Audit:
     begins = await log.begin_offsets(TOPICS)
     ends = await log.end_offsets(TOPICS)
     reading = await asyncio.to_thread(_LogReading, beside, begins, ends, sample)

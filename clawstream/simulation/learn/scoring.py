@@ -7,7 +7,6 @@ stand in no log that anybody learns from.
 import asyncio
 import contextlib
 import sys
-import time
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -37,7 +36,8 @@ from clawstream.simulation.runs.programs import ScorerProcess
 from clawstream.simulation.runs.run import People
 from clawstream.simulation.runs.scenarios import MAX_TOKENS, blended, lent
 from clawstream.stream.kafka import admin
-from clawstream.stream.kafka.connect import connected, security_of
+from clawstream.stream.kafka.connect import connected
+from clawstream.stream.stage import now_ms
 
 SEED = 0  # of the sampling: the same for all that are compared
 TEMPERATURE = 1.0
@@ -100,7 +100,7 @@ class CheckpointScoring:
         await engine.load_lora_adapter(name, str(await asyncio.to_thread(checkpoint.absolute)))
         loaded = PolicyActivated(
             policy_id=policy_id, policy_version=version, engine=engine.url, adapter=name, pause_ms=0.0, num_bytes=0,
-            activated_at_ms=int(time.time() * 1000),
+            activated_at_ms=now_ms(),
         )  # fmt: skip
         async with connected(self.kafka, client_id="scoring") as log:
             await log.append([loaded])
@@ -126,7 +126,7 @@ async def room(
     """A place to score in, with a log of its own that is empty at first."""
     with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
         access = KafkaSettings(**kafka.access)
-        await admin.apply(kafka.bootstrap, security=security_of(access))
+        await admin.apply(kafka.bootstrap, security=access)
         yield CheckpointScoring(folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own)
 
 

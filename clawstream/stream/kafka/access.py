@@ -14,8 +14,9 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import SecurityDisabled, for_code
 from aiokafka.protocol.admin import CreateAclsRequest_v1, DeleteAclsRequest_v1, DescribeAclsRequest_v1
 
+from clawstream.config import KafkaSettings
 from clawstream.errors import ConfigError
-from clawstream.stream.kafka.client import Broker, KafkaSecurity, kafka_errors, until_shown
+from clawstream.stream.kafka.client import Broker, kafka_errors, until_shown
 from clawstream.stream.topics import SCHEMAS, Topic, all_topics, dead_letter_topic
 
 Kind = Literal["topic", "group"]
@@ -175,7 +176,7 @@ class _Prepared:
 
 
 async def grant(
-    bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None
+    bootstrap: str, prefix: str = "", *, security: KafkaSettings | None = None
 ) -> tuple[list[Grant], list[Grant]]:
     """Let each stage's user do what `grants` says and nothing else with our things; return grants given and taken.
 
@@ -203,8 +204,8 @@ async def grant(
 
 
 @asynccontextmanager
-async def _asking(bootstrap: str, security: KafkaSecurity | None) -> AsyncIterator[AIOKafkaClient]:
-    broker = Broker(bootstrap=bootstrap, client_id="clawstream-access", security=security or KafkaSecurity())
+async def _asking(bootstrap: str, security: KafkaSettings | None) -> AsyncIterator[AIOKafkaClient]:
+    broker = Broker(bootstrap=bootstrap, client_id="clawstream-access", security=security)
     client = broker.asker()
     try:
         with broker.connecting():

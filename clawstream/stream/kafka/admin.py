@@ -16,8 +16,9 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import GroupIdNotFound, KafkaError, for_code
 from aiokafka.structs import OffsetAndMetadata
 
+from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable, TopicMismatch
-from clawstream.stream.kafka.client import Broker, KafkaSecurity, describe, kafka_errors, started, until_shown
+from clawstream.stream.kafka.client import Broker, describe, kafka_errors, started, until_shown
 from clawstream.stream.log import Commit, PartitionId
 from clawstream.stream.topics import (
     Altered,
@@ -29,7 +30,6 @@ from clawstream.stream.topics import (
     all_topics,
     count_of,
     diff,
-    mermaid,
 )
 
 _SET_ON_TOPIC = 1  # the source of a setting, as DescribeConfigs reports it
@@ -38,7 +38,7 @@ _ASK_AGAIN_S = 0.5
 
 
 async def plan(
-    bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
+    bootstrap: str, prefix: str = "", *, security: KafkaSettings | None = None, partitions: int | None = None
 ) -> list[Change]:
     """Return the changes that `apply` would make or refuse; `partitions` is for small installations, see `diff`."""
     async with _admin(bootstrap, security) as admin:
@@ -46,7 +46,7 @@ async def plan(
 
 
 async def apply(
-    bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
+    bootstrap: str, prefix: str = "", *, security: KafkaSettings | None = None, partitions: int | None = None
 ) -> list[Change]:
     """Create and alter topics; return the changes. Raises TopicMismatch for a refused change, before any is made."""
     async with _admin(bootstrap, security) as admin:
@@ -69,7 +69,7 @@ async def apply(
 
 
 async def verify(
-    bootstrap: str, prefix: str = "", *, security: KafkaSecurity | None = None, partitions: int | None = None
+    bootstrap: str, prefix: str = "", *, security: KafkaSettings | None = None, partitions: int | None = None
 ) -> None:
     """Raise TopicMismatch where a topic is missing or differs in a setting that its readers rely on."""
     async with _admin(bootstrap, security) as admin:
@@ -78,7 +78,7 @@ async def verify(
 
 
 async def create(
-    bootstrap: str, prefix: str, topics: Sequence[Topic], *, security: KafkaSecurity | None = None
+    bootstrap: str, prefix: str, topics: Sequence[Topic], *, security: KafkaSettings | None = None
 ) -> None:
     """Create the missing ones of `topics`; the others stay. Raises TopicMismatch where one can't be created."""
     async with _admin(bootstrap, security) as admin:
@@ -94,14 +94,9 @@ async def create(
         await until_shown(all_there, "Kafka agreed to create topics and does not show them yet; try again in a while")
 
 
-def graph() -> str:
-    """Return the flow of events through the topics as a Mermaid graph."""
-    return mermaid(all_topics())
-
-
 @asynccontextmanager
-async def _admin(bootstrap: str, security: KafkaSecurity | None) -> AsyncIterator[AIOKafkaAdminClient]:
-    broker = Broker(bootstrap=bootstrap, client_id="clawstream-topics", security=security or KafkaSecurity())
+async def _admin(bootstrap: str, security: KafkaSettings | None) -> AsyncIterator[AIOKafkaAdminClient]:
+    broker = Broker(bootstrap=bootstrap, client_id="clawstream-topics", security=security)
     async with broker.admin() as admin:
         with kafka_errors("manage topics"):
             yield admin

@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -16,6 +15,7 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.helpers import create_ssl_context
 
+from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.stream.log import Commit, PartitionId
 
@@ -30,27 +30,12 @@ LOOK_AGAIN_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KafkaSecurity:
-    """How clients log in to the broker."""
-
-    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    sasl_username: str | None = None
-    sasl_password: str | None = None
-    ca_file: Path | None = None  # None: the system's authorities
-
-    def __repr__(self) -> str:
-        """Without the password."""
-        return f"KafkaSecurity({self.protocol}, {self.sasl_mechanism}, {self.sasl_username})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
     """The broker's address, how to log in, and the installation's prefix; makes clients that are not connected yet."""
 
     bootstrap: str
     client_id: str
-    security: KafkaSecurity = KafkaSecurity()
+    security: KafkaSettings | None = None  # says how to log in; None: anybody may
     prefix: str = ""
     batch_bytes: int = BATCH_BYTES
 
@@ -120,20 +105,20 @@ class Broker:
             ) from error
 
     def _common(self) -> dict[str, Any]:
-        security = self.security
+        security = self.security or KafkaSettings()
         options: dict[str, Any] = {
             "bootstrap_servers": self.bootstrap,
             "client_id": self.client_id,
-            "security_protocol": security.protocol,
+            "security_protocol": security.security_protocol,
         }
-        if security.protocol.endswith("SSL"):
+        if security.security_protocol.endswith("SSL"):
             cafile = None if security.ca_file is None else str(security.ca_file)
             options["ssl_context"] = create_ssl_context(cafile=cafile)
         if security.sasl_mechanism is not None:
             options |= {
                 "sasl_mechanism": security.sasl_mechanism,
                 "sasl_plain_username": security.sasl_username,
-                "sasl_plain_password": security.sasl_password,
+                "sasl_plain_password": security.password,
             }
         return options
 

@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from clawstream.config import KafkaSettings
-from clawstream.errors import ConfigError, PartUnavailable, TryLater
+from clawstream.errors import PartUnavailable, TryLater
 from clawstream.stream.kafka import admin
-from clawstream.stream.kafka.client import KafkaSecurity
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.runner.calling import wait_at_most
 
@@ -24,12 +23,9 @@ async def connected(
 
     `partitions` replaces the files' count in small installations; it is the number that `admin.apply` was given.
     """
-    if settings.bootstrap is None:
-        raise ConfigError("kafka.bootstrap is not set: name a broker, or run `clawstream up`, which starts one")
-    security = security_of(settings)
-    await admin.verify(settings.bootstrap, settings.prefix, security=security, partitions=partitions)
+    await admin.verify(settings.address, settings.prefix, security=settings, partitions=partitions)
     async with KafkaLog.connect(
-        settings.bootstrap, prefix=settings.prefix, client_id=client_id, security=security
+        settings.address, prefix=settings.prefix, client_id=client_id, security=settings
     ) as log:
         await log.publish_schemas()
         yield log
@@ -49,15 +45,3 @@ async def connected_once_there(
                 LOG.warning("kafka=away state=waiting again_in_s=%g reason=%s", LOOK_AGAIN_S, error)
                 await wait_at_most(stop, LOOK_AGAIN_S)
         yield log
-
-
-def security_of(settings: KafkaSettings) -> KafkaSecurity:
-    """Return how to log in, as the settings say."""
-    password = settings.sasl_password
-    return KafkaSecurity(
-        protocol=settings.security_protocol,
-        sasl_mechanism=settings.sasl_mechanism,
-        sasl_username=settings.sasl_username,
-        sasl_password=None if password is None else password.get_secret_value(),
-        ca_file=settings.ca_file,
-    )

@@ -13,6 +13,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import OffsetOutOfRangeError
 
+from clawstream.config import KafkaSettings
 from clawstream.errors import TopicMismatch, TryLater
 from clawstream.events import Event
 from clawstream.stream.avro import Codec, codec
@@ -25,7 +26,7 @@ from clawstream.stream.dead_letters import (
 )
 from clawstream.stream.kafka.admin import set_group
 from clawstream.stream.kafka.appending import Appender, EncodedRecord
-from clawstream.stream.kafka.client import BATCH_BYTES, CONNECT_WITHIN_S, Broker, KafkaSecurity, kafka_errors, started
+from clawstream.stream.kafka.client import BATCH_BYTES, CONNECT_WITHIN_S, Broker, kafka_errors, started
 from clawstream.stream.kafka.member import GroupPatience, KafkaMember
 from clawstream.stream.log import (
     Arrived,
@@ -78,7 +79,7 @@ class KafkaLog:
         *,
         prefix: str = "",
         client_id: str = "clawstream",
-        security: KafkaSecurity | None = None,
+        security: KafkaSettings | None = None,
         written_by: Codec | None = None,
         patience: GroupPatience | None = None,
         batch_bytes: int = BATCH_BYTES,
@@ -87,9 +88,8 @@ class KafkaLog:
 
         `batch_bytes` bounds what of a partition goes into one request; one request is under way at a time.
         """
-        login = security or KafkaSecurity()
         broker = Broker(
-            bootstrap=bootstrap, client_id=client_id, security=login, prefix=prefix, batch_bytes=batch_bytes
+            bootstrap=bootstrap, client_id=client_id, security=security, prefix=prefix, batch_bytes=batch_bytes
         )
         used = written_by or codec()
         async with AsyncExitStack() as stack:

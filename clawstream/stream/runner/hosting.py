@@ -22,7 +22,7 @@ from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.runner.pending_records import PendingRecords, WorkerProgress
 from clawstream.stream.runner.quarantine import StageQuarantine, key_text
-from clawstream.stream.stage import Stage, Step
+from clawstream.stream.stage import Stage, Step, now_ms
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ async def run(
     instance_id: str | None = None,
     pace: RunnerIntervals | None = None,
     monotonic: Callable[[], float] = time.monotonic,
-    machine_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    machine_ms: Callable[[], int] = now_ms,
 ) -> None:
     """Run the stage until `stop`, then finish the work under way, commit, and leave the group.
 

@@ -4,30 +4,16 @@ The one rule: a person decides that the log is right. Then the stage goes on fro
 after the clock time it noted at its last commit. Records that it reads twice give the same events.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
-from typing import Protocol
 
-from clawstream.stream.log import Arrived, Commit, Contradiction, Log, PartitionId, Start, contradictions, digest_in
+from clawstream.stream.log import Arrived, Commit, Contradiction, Log, PartitionId, contradictions, digest_in
 from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Note, read_note
 
 TRUST_LOG = (
     "where this log is the right one, stop the stages and run `clawstream projection rebuild --trust-log`, which puts "
     "them back to where it was cut"
 )
-
-
-class ResettableLog(Log, Protocol):
-    """A log whose groups can be set to other offsets."""
-
-    async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
-        """Return how far the group has come where it has read anything."""
-
-    async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
-        """Return the first offset of each partition at `start`."""
-
-    async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
-        """Let the group go on from these commits; raises PartUnavailable while somebody reads in it."""
 
 
 async def contradicted(
@@ -60,7 +46,7 @@ async def last_records(
         return {PartitionId(one.topic, one.partition): one async for records in reading for one in records}
 
 
-async def put_back(log: ResettableLog, group: str) -> list[Contradiction]:
+async def put_back(log: Log, group: str) -> list[Contradiction]:
     """Let the group go on from where the log was cut; return the partitions that were put back.
 
     Raises PartUnavailable while a member of the group reads.

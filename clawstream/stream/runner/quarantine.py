@@ -144,7 +144,7 @@ class StageQuarantine(Quarantine, Generic[S, C]):
 
 def key_text(record: Arrived) -> str:
     """Return the record's key as the text that the stage's states have."""
-    return _text(record.raw.key) if isinstance(record, Undecodable) else record.key
+    return _text(record.key) if isinstance(record, Undecodable) else record.key
 
 
 def _text(key: bytes | None) -> str:

@@ -13,7 +13,7 @@ from clawstream.stream import topics
 from clawstream.stream.kafka.access import BOOKMARKS
 from clawstream.stream.log import Commit, Contradiction, Log, PartitionId, digest_in, refuse
 from clawstream.stream.runner.fold import Note
-from clawstream.stream.runner.offset_reset import TRUST_LOG, ResettableLog, contradicted, last_records, put_back
+from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted, last_records, put_back
 from clawstream.stream.stage import Record
 from clawstream.training.batches.progress import first_plans, resume_offsets
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class Bookmark:
     """The place where training stopped: the broker keeps it as the offsets of a consumer group that nobody joins."""
 
-    def __init__(self, policy_id: str, of: ResettableLog) -> None:
+    def __init__(self, policy_id: str, of: Log) -> None:
         self._group = f"{BOOKMARKS}{policy_id}"
         self._log = of
 
@@ -54,7 +54,7 @@ class Bookmark:
             log.warning("group=%s version=%d noted=no reason=%s", self._group, plan.policy_version, error)
 
 
-async def put_trainers_back(of: ResettableLog) -> dict[str, list[Contradiction]]:
+async def put_trainers_back(of: Log) -> dict[str, list[Contradiction]]:
     """Let each policy's trainer go on from where the log was cut; return the partitions put back, by group."""
     policies: set[str] = set()
     ends = await of.end_offsets([topics.POLICY])

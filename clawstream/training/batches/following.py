@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
@@ -27,13 +26,12 @@ from clawstream.events import (
 from clawstream.events.control import promotions
 from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, EventLog, PartitionId, Undecodable
-from clawstream.stream.runner.offset_reset import ResettableLog
+from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, of_policy
 from clawstream.stream.stage import HEARD_MS
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches.bookmark import Bookmark, Horizon
 from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, DropReason
-from clawstream.training.batches.progress import PolicyProgress, of_policy, publication, resume_offsets
+from clawstream.training.batches.progress import PolicyProgress, publication, resume_offsets
 from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.trainable import ModelLimits
 from clawstream.training.checkpoints import Checkpoint, read
@@ -102,17 +100,13 @@ def grown(dropped: Mapping[DropReason, int], logged: Counter[DropReason]) -> dic
     return {reason: number for reason in WHY if (number := dropped.get(reason, 0)) >= max(1, 2 * logged[reason])}
 
 
-class TrainingLog(ResettableLog, EventLog, Protocol):
-    """The part of a log that training needs."""
-
-
 class Following:
     """Reads samples into a batcher, which is replaced each time the source of samples changes."""
 
     batcher: Batcher
 
     def __init__(
-        self, settings: Settings, training_log: TrainingLog, progress: PolicyProgress, retraining: Retraining | None,
+        self, settings: Settings, training_log: Log, progress: PolicyProgress, retraining: Retraining | None,
         limits: ModelLimits,
     ) -> None:  # fmt: skip
         self._settings = settings

@@ -20,8 +20,6 @@ from clawstream.events import (
     StepTaken,
 )
 from clawstream.inference.engine import adapter_name
-from clawstream.stream.log import Arrived
-from clawstream.stream.stage import Record
 from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.step.trainer import StepSummary
 
@@ -100,12 +98,6 @@ class PolicyProgress:
             )
         events: list[PolicyEvent] = [] if version in self.steps else [checkpoint.step]
         return events if published is not None else [*events, publication(checkpoint, now_ms=now_ms)]
-
-
-def of_policy(records: Sequence[Arrived], policy_id: str) -> list[PolicyEvent]:
-    """Return the events of one policy among the records."""
-    events = [record.event for record in records if isinstance(record, Record)]
-    return [event for event in events if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
 
 
 def step_taken(

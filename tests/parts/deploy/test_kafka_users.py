@@ -26,7 +26,7 @@ from clawstream.samples import stage as samples_stage
 from clawstream.stream.kafka import access as granting
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.access import OPERATOR, USERS, Grant, grants, resources_of_users
-from clawstream.stream.kafka.connect import connected, security_of
+from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId, PlacedRecord
 from clawstream.stream.runner.hosting import run
@@ -176,7 +176,7 @@ async def rights(log: KafkaLog, topics: Iterable[str]) -> set[tuple[str, str]]:
 @pytest.mark.timeout(300)
 async def test_a_broker_lets_each_stage_do_its_own_and_nothing_else(broker: EmbeddedKafka, secrets: Path) -> None:
     operator = access(broker, secrets, OPERATOR)
-    security = security_of(operator)
+    security = operator
     await admin.apply(broker.bootstrap, security=security, partitions=1)
     given, taken = await granting.grant(broker.bootstrap, security=security)
     assert (set(given), taken) == (set(grants()), [])
@@ -219,7 +219,7 @@ async def test_a_broker_lets_each_stage_do_its_own_and_nothing_else(broker: Embe
 async def test_what_is_no_stages_any_more_is_taken_from_it(
     broker: EmbeddedKafka, secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    security = security_of(access(broker, secrets, OPERATOR))
+    security = access(broker, secrets, OPERATOR)
     more = Grant("turns", "topic", SAMPLES, "literal", "Write")
     await granting.grant(broker.bootstrap, security=security)
     with monkeypatch.context() as patched:

@@ -25,7 +25,6 @@ from clawstream.local.servers import accounts, jars, kafka
 from clawstream.local.servers.kafka import EmbeddedKafka, access_to
 from clawstream.local.servers.server_process import HOST, reserved
 from clawstream.stream.kafka.client import Broker
-from clawstream.stream.kafka.connect import security_of
 from tests.servers import answers
 
 MIB = 2**20
@@ -247,7 +246,7 @@ async def names_seen(access: dict[str, Any]) -> set[str]:
     """Return the topics that a client with these settings sees."""
     settings = KafkaSettings(**access)
     assert settings.bootstrap is not None
-    broker = Broker(bootstrap=settings.bootstrap, client_id="test", security=security_of(settings))
+    broker = Broker(bootstrap=settings.bootstrap, client_id="test", security=settings)
     async with broker.admin() as admin:
         return set(await admin.list_topics())
 

@@ -19,7 +19,6 @@ from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.server_process import ServerProcess
 from clawstream.local.supervisor import Patience, keep
 from clawstream.stream.kafka import admin
-from clawstream.stream.kafka.connect import security_of
 
 SOON = Patience(first_wait_s=0.01, longest_wait_s=0.05)
 
@@ -71,7 +70,7 @@ async def test_a_broker_that_was_killed_is_back_at_its_address(tmp_path: Path) -
         await until(lambda: "Kafka runs again" in said)
         settings = KafkaSettings(**server.access)
         assert settings.bootstrap == bootstrap
-        await admin.apply(bootstrap, security=security_of(settings))
+        await admin.apply(bootstrap, security=settings)
         keeping.cancel()
 
 

@@ -16,7 +16,7 @@ from clawstream.events import Event
 from clawstream.projections.look.summaries import MAX_WORDS, as_dict, line
 from clawstream.projections.look.tail import as_line, in_time_order, start_ms, tail, wanted
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Arrived, PartitionId, Raw, Undecodable
+from clawstream.stream.log import Arrived, PartitionId, Undecodable
 from tests.parts.projections import one_session
 from tests.unit.projections import logs
 
@@ -131,9 +131,7 @@ async def test_whatever_comes_first_each_partition_keeps_its_order_and_the_older
 ) -> None:
     queues = [
         [
-            Undecodable(
-                raw=Raw(topic="t", partition=p, offset=n, timestamp_ms=ms, key=None, value=None, headers=()), reason=""
-            )
+            Undecodable(topic="t", partition=p, offset=n, timestamp_ms=ms, key=None, value=None, headers=(), reason="")
             for n, ms in enumerate(sorted(some))
         ]
         for p, some in enumerate(times)

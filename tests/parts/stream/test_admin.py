@@ -115,7 +115,7 @@ async def test_a_process_that_connects_publishes_the_schemas(kafka_bootstrap: st
     for _ in range(2):
         async with connected(settings, client_id="test", partitions=1) as log:
             found = [one async for one in log.follow(["clawstream.schemas.v1"], until_end=True)]
-    published = {one.raw.key: one.raw.value for records in found for one in records}  # type: ignore[union-attr]
+    published = {one.key: one.value for records in found for one in records}  # type: ignore[union-attr]
     assert published == {schema.fingerprint.hex().encode(): schema.text.encode() for schema in all_schemas()}
 
 

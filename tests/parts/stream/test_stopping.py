@@ -14,14 +14,14 @@ from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.stream.avro import codec
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.appending import Appender
-from clawstream.stream.kafka.client import Broker, KafkaSecurity
+from clawstream.stream.kafka.client import Broker
 
 WITHIN_S = 60.0
 EXCHANGES = "clawstream.exchanges.v1"
 
 
 def broker_at(bootstrap: str) -> Broker:
-    return Broker(bootstrap=bootstrap, client_id="test", security=KafkaSecurity())
+    return Broker(bootstrap=bootstrap, client_id="test")
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ async def test_a_reader_that_waits_to_fetch_again_from_a_broker_that_is_away_is_
     try:
         with EmbeddedKafka(tmp_path / "kafka", open_to_all=True) as kafka:
             await admin.apply(kafka.bootstrap)
-            broker = Broker(bootstrap=kafka.bootstrap, client_id="test", security=KafkaSecurity())
+            broker = Broker(bootstrap=kafka.bootstrap, client_id="test")
             consumer = broker.consumer(retry_backoff_ms=2000)
             await consumer.start()
             consumer.assign([TopicPartition(EXCHANGES, 0)])

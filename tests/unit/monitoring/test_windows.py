@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from clawstream.events import Event
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS, NOTHING, Windows, total
-from clawstream.stream.log import Raw, Undecodable
+from clawstream.stream.log import Raw, undecodable
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import SAMPLES, VOTES, sample, vote
 
@@ -86,7 +86,7 @@ def test_bytes_that_are_no_event_are_counted_once_each() -> None:
     windows = Windows()
     for offset in (0, 1, 1):
         raw = Raw(topic=VOTES, partition=0, offset=offset, timestamp_ms=NOW_MS, key=b"s", value=b"?", headers=())
-        windows.record(Undecodable(raw=raw, reason="no fingerprint"))
+        windows.record(undecodable(raw, "no fingerprint"))
     assert total(windows.last_hour(NOW_MS)).undecodable == 2
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import UnusableEvent
-from clawstream.stream.log import Arrived, Raw, Undecodable
+from clawstream.stream.log import Arrived, Raw, undecodable
 from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Fold, Note, in_clock_order, read_note
 from clawstream.stream.stage import Record, Stage, Step
 from tests.unit.stream import toys
@@ -129,7 +129,7 @@ def test_records_that_can_not_be_read_are_left_out_of_a_rebuild() -> None:
     raw = Raw(topic="t", partition=0, offset=0, timestamp_ms=0, key=None, value=None, headers=())
 
     async def stream() -> AsyncIterator[Sequence[Arrived]]:
-        yield [Undecodable(raw=raw, reason="no value")]
+        yield [undecodable(raw, "no value")]
         yield [record("a", 0, 1, 1)]
 
     async def merged() -> list[Sequence[Record]]:

@@ -230,7 +230,7 @@ async def test_a_record_that_can_not_be_read_is_set_aside_byte_for_byte(log: Any
     assert progress[-1].dead_letters == 2
     assert await toys.written(log, toys.TURNS) == toys.ids([toys.paired("a", 0)])
     found = [one async for one in log.follow([toys.EXCHANGES + ".dlq"], until_end=True)]
-    letters = [letter.raw for letters in found for letter in letters if isinstance(letter, Undecodable)]
+    letters = [letter for letters in found for letter in letters if isinstance(letter, Undecodable)]
     by_value = {letter.value: letter for letter in letters}
     assert set(by_value) == {b"\xc3\x01 nonsense", None}
     letter = by_value[b"\xc3\x01 nonsense"]
