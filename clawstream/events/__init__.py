@@ -1,6 +1,6 @@
 """The events that the parts write to the log and read from it. This package depends on no other part.
 
-One file per topic family. A field added here is added to the event's next schema in schemas/, in the same order.
+One file per topic family. A field added here is also added to the event's next schema in schemas/, in the same order.
 """
 
 from clawstream.events.base import (

@@ -1,8 +1,8 @@
 """The base of every event: an immutable fact whose id is derived from what happened.
 
-`event_id` is a uuid5 over the event's type and the fields named in IDENTITY, so a fact written twice is the
-same event; of two records with one id, the first in the partition counts. Fields are plain values: token ids and
-log-probs are tuples here and packed little-endian bytes on the wire (`Packed`).
+`event_id` is a uuid5 over the event's type and the fields named in IDENTITY, so a fact that is written twice has the
+same id both times. Of two records with the same id, the first in the partition counts. Fields are plain values: token
+ids and log-probs are tuples here, and packed little-endian bytes on the log (`Packed`).
 """
 
 import uuid
@@ -17,7 +17,7 @@ _NAMESPACE = uuid.UUID("9d1f6c1e-6f0e-5c58-9a53-0d7b3c1f4a10").bytes
 
 
 class Packed(Enum):
-    """How a tuple of numbers is written: the array type code, little-endian, without a length prefix of its own."""
+    """How a tuple of numbers is written: by this array type code, little-endian, without a length in front."""
 
     INT32 = "i"
     FLOAT32 = "f"  # an absent value (None) is written as NaN and read back as None
@@ -26,12 +26,12 @@ class Packed(Enum):
 
 TokenIds = Annotated[tuple[int, ...], Packed.INT32]
 LogProbs = Annotated[tuple[float | None, ...], Packed.FLOAT32]  # nats; None: the engine reported no value
-Mask = Annotated[tuple[int, ...], Packed.INT8]  # 1: the token is trained, 0: it is not
+Mask = Annotated[tuple[int, ...], Packed.INT8]  # 1: the token is trained on, 0: it is not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A fact. A subclass says what happened, and in IDENTITY which of its fields identify it."""
+    """A fact. A subclass says what happened; its IDENTITY names the fields that identify the fact."""
 
     IDENTITY: ClassVar[tuple[str, ...]] = ()
 
@@ -42,7 +42,7 @@ class Event:
 
     @property
     def key(self) -> str:
-        """The record key: events with one key keep their order."""
+        """The key of the event's record: events with the same key keep their order."""
         raise AttributeError(f"{type(self).__name__} has no key: derive it from SessionEvent or PolicyEvent")
 
 
@@ -60,7 +60,7 @@ class SessionEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEvent(Event):
-    """A fact about one policy, the thing that learns; its versions count from 0, the base."""
+    """A fact about one policy, which is the model that is trained. Its versions are 0, the base, 1, 2, .."""
 
     policy_id: str
 
@@ -73,7 +73,7 @@ class PolicyEvent(Event):
 def derived_id(kind: str, *parts: object) -> str:
     """Return a uuid5 of `kind` and `parts`; None and "" give different ids."""
     name = "\x1f".join([kind, *map(repr, parts)]).encode()
-    # Same as uuid.uuid5, in a third of its time: an id is computed for every record that is read.
+    # The same id as uuid.uuid5 gives, in a third of the time: an id is computed for every record that is read.
     number = bytearray(sha1(_NAMESPACE + name, usedforsecurity=False).digest()[:16])
     number[6] = number[6] & 0x0F | 0x50
     number[8] = number[8] & 0x3F | 0x80

@@ -18,7 +18,7 @@ class VotesFrom(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffsetRange:
-    """The records of a partition that are read: from the first offset up to and without the end."""
+    """The records of a partition that are read: from `first_offset` up to, but not including, `end_offset`."""
 
     topic: str
     partition: int
@@ -45,9 +45,9 @@ class ReplayStarted(ReplayEvent):
     """What a replay reads and how it judges. This event, the log and any new votes determine all of its output."""
 
     votes_from: VotesFrom
-    judge: str | None  # who is asked, or the only judge whose votes count; None: all votes on the log count
+    judge: str | None  # the judge that is asked, or whose votes alone count; None: all votes on the log count
     prompt_version: str | None  # of the judge's prompts; None: no votes are asked for
-    session_id: str | None  # None: all
+    session_id: str | None  # the only session that is replayed; None: all are
     num_votes: int  # per question and turn
     quorum: int
     ranges: tuple[OffsetRange, ...]
@@ -55,8 +55,8 @@ class ReplayStarted(ReplayEvent):
     off_distribution: OffDistribution
     reward_weights: RewardWeights
     hint_quorum: int
-    teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
-    heuristic_function: str | None = None  # scores turns besides the log's scores; None: none is used
+    teacher: str | None = None  # the engine whose recorded scores hints count by; None: the trainer scores itself
+    heuristic_function: str | None = None  # scores turns, besides the scores on the log; None: no function is used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class ReplayEnded(ReplayEvent):
     num_hints: int  # found
     num_samples: int
     num_refused: int
-    num_calls: int  # to the judge, by the run that ended it
+    num_calls: int  # to the judge, by the last run of the replay alone
     num_unusable: int  # records that were skipped
     samples_sha256: str  # over the sha256 of each sample's bytes, in the order of the samples' ids
     ended_at_ms: int  # since the epoch, UTC
-    num_votes_cast: int  # by the judge, over all of its runs
+    num_votes_cast: int  # by the judge, over all runs of the replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ class SamplesPromoted(PolicyEvent):
     IDENTITY: ClassVar = ("policy_id", "number")
 
     number: int  # 1, 2, .. for each policy
-    replay: str | None  # whose samples; None: the live ones
-    undoes: int | None  # the number of the promotion rolled back; None: this is no rollback
+    replay: str | None  # the replay whose samples these are; None: they are the live ones
+    undoes: int | None  # the number of the promotion that this one takes back; None: it takes back none
     promoted_at_ms: int  # since the epoch, UTC
 
 
@@ -101,7 +101,7 @@ class RollbackAsked(PolicyEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPinned(PolicyEvent):
-    """A version's weights are kept for a rollback, however many versions follow; not `pinned`: no longer."""
+    """A version's weights are kept for a rollback, however many versions follow; `pinned` False: not any longer."""
 
     IDENTITY: ClassVar = ("policy_id", "number")
 
@@ -119,9 +119,9 @@ def pinned(events: Iterable[VersionPinned]) -> frozenset[int]:
 
 
 def promotions(events: Iterable[SamplesPromoted]) -> list[SamplesPromoted]:
-    """Return the promotions in force for a policy, the newest last.
+    """Return the promotions that are in force for a policy, the newest last.
 
-    Of two events with one number the first counts. Where none is in force, the live samples are used.
+    Of two events with one number the first counts. Without a promotion in force, the live samples are trained on.
     """
     first: dict[int, SamplesPromoted] = {}
     for event in events:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from clawstream.events.base import LogProbs, SessionEvent, TokenIds
 
-GREEDY_BELOW = 1e-6  # below this temperature the likeliest token is drawn, with its log-prob at temperature 1
+GREEDY_BELOW = 1e-6  # below this temperature the likeliest token is drawn, and its log-prob is that at temperature 1
 
 
 class TurnType(StrEnum):
@@ -29,7 +29,7 @@ class FinishReason(StrEnum):
 
 
 class FailureReason(StrEnum):
-    """Why an exchange has no answer that the client saw to its end."""
+    """Why the client did not get the exchange's answer to its end."""
 
     CLIENT_GONE = "client_gone"
     ENGINE_REFUSED = "engine_refused"
@@ -39,7 +39,7 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionSpan:
-    """`num_tokens` consecutive output tokens that were sampled by `policy_version`."""
+    """`num_tokens` consecutive output tokens, all sampled by `policy_version`."""
 
     policy_version: int
     num_tokens: int
@@ -55,13 +55,13 @@ class TokenBias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """The parameters that change the policy's own distribution, by SGLang's names; at most one grammar is set."""
+    """Parameters that change the policy's own distribution, by SGLang's names; of the last three at most one is set."""
 
     frequency_penalty: float = 0.0  # subtracted from a token's logit per occurrence in the answer
     presence_penalty: float = 0.0  # subtracted once if the token occurs in the answer
-    repetition_penalty: float = 1.0  # divides that token's logit, or multiplies it if negative
+    repetition_penalty: float = 1.0  # divides the logit of a token that occurs in the answer; multiplies a negative one
     min_p: float = 0.0  # a token below this share of the likeliest one's probability is not drawn
-    min_new_tokens: int = 0  # the answer can't end before it has so many tokens
+    min_new_tokens: int = 0  # the answer can't end before it has this many tokens
     logit_bias: tuple[TokenBias, ...] = ()
     json_schema: str | None = None
     regex: str | None = None
@@ -92,18 +92,18 @@ class Sampling:
 
     @property
     def of_the_policy(self) -> bool:
-        """Whether each token was drawn with the probability that its log-prob states, by which training weighs it."""
+        """Whether each token was drawn with the probability that its log-prob states, as training assumes."""
         whole = self.top_p >= 1 and (self.top_k is None or self.top_k < 1)
         return self.temperature >= GREEDY_BELOW and whole and self.shaping is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDelta:
-    """A request without what its parent's request already holds.
+    """The part of a request that its parent's request does not hold.
 
-    The whole request's messages are the parent's first `kept_messages`, then `messages`; its prompt is the parent's
-    first `kept_tokens` prompt tokens, then `token_ids`; its options are `options`, or the parent's where that is None.
-    Without a parent nothing is kept and `options` is not None.
+    The whole request's messages are the parent's first `kept_messages`, then `messages`. Its prompt is the parent's
+    first `kept_tokens` prompt tokens, then `token_ids`. Its options are `options`, or the parent's where `options` is
+    None. Without a parent nothing is kept and `options` is not None.
     """
 
     parent_exchange_id: str | None
@@ -122,15 +122,15 @@ class _ExchangeEvent(SessionEvent):
 
     exchange_id: str  # also the OpenAI response id, less its "chatcmpl-"
     turn_type: TurnType
-    client: str  # the client profile that named session and turn type: "openclaw", "headers", "history", ...
-    key_name: str | None  # the name of the API key that was shown; None: no keys were asked for
+    client: str  # the client profile that told session and turn type: "openclaw", "headers", "history", ...
+    key_name: str | None  # the name of the API key that the request had; None: the gateway asks for no keys
     model: str  # as the client named it
     request: RequestDelta
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeCompleted(_ExchangeEvent):
-    """An answer that was generated to its end; acknowledged by Kafka before the client sees how it finished."""
+    """An answer that was generated to its end. Kafka acknowledges this event before the client gets the last chunk."""
 
     request_sha256: str  # of the whole body without stream options; equal for a retry
     retry_count: int | None  # what the client's retry header says; None: no such header
@@ -142,15 +142,15 @@ class ExchangeCompleted(_ExchangeEvent):
     output_logprobs: LogProbs  # one per output id, at the sampling temperature
     finish_reason: FinishReason
     cached_tokens: int | None  # prompt tokens that the engine had cached; None: not reported
-    num_spliced: int  # earlier answers that the prompt repeats as sampled tokens
+    num_spliced: int  # how many earlier answers stand in the prompt as the very tokens that were sampled
     trace_id: str | None  # of the request's traceparent
-    received_at_ms: int  # since the epoch, UTC; so are the next two
+    received_at_ms: int  # since the epoch, UTC, as are the next two
     first_token_at_ms: int | None  # None: the answer has no tokens
     finished_at_ms: int
     group_id: str | None = None  # the task that the session, or this choice alone, is an attempt at; None: not said
-    group_size: int | None = None  # attempts at it; None: not said
-    step_index: int | None = None  # of this turn in its attempt; None: its number among the session's turns
-    choice_of: str | None = None  # the first exchange of a request with several answers; None: it has only this one
+    group_size: int | None = None  # how many attempts the group has; None: not said
+    step_index: int | None = None  # of this turn in its attempt; None: the turn's number in its session counts
+    choice_of: str | None = None  # the first exchange of a request with several answers; None: this is its only answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +161,11 @@ class ExchangeFailed(_ExchangeEvent):
     status: int | None  # the engine's HTTP status; None: there was none
     detail: str
     policy_id: str
-    output_ids: TokenIds  # what had been sampled by then
+    output_ids: TokenIds  # the tokens that were sampled before the exchange ended
     received_at_ms: int
     finished_at_ms: int
-    message: bytes | None = None  # as JSON, the part sent to a client that left; None: nothing, or several answers
-    num_sent_tokens: int | None = None  # so many output_ids were sent; None, here and in the next three: no `message`
+    message: bytes | None = None  # what a client that left had been sent, as JSON; None: nothing, or several answers
+    num_sent_tokens: int | None = None  # of output_ids; None, here and in the next three fields: there is no `message`
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
     versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile
     sampling: Sampling | None = None
@@ -187,7 +187,7 @@ class SessionDone(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionIdle(SessionEvent):
-    """Nothing was asked for `idle_s` after this exchange, by the log's own clock."""
+    """No request of the session came for `idle_s` after this exchange, by the append times of the log's records."""
 
     IDENTITY: ClassVar = ("session_id", "after_exchange_id")
 

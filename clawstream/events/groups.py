@@ -17,7 +17,7 @@ class StepDropReason(StrEnum):
     NO_SAMPLE = "no_sample"  # its sample was refused, or its answer was never seen delivered
     NO_REWARD = "no_reward"  # no source that counts scored the step or its attempt
     CONSTANT = "constant"  # all attempts have the same reward at this index
-    LATE = "late"  # its group was settled without it
+    LATE = "late"  # the group was settled without this step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,33 +41,33 @@ class TrajectoryStep:
     turn_id: str
     step_index: int
     sample_id: str | None  # None: no sample came of it
-    judge_reward: int | None  # -1 or 1; None, here and below: that source gave no score
+    judge_reward: int | None  # -1 or 1; None, here and in the next two: this source gave no score
     person_reward: float | None
     heuristic_reward: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryEnded(GroupEvent):
-    """An attempt and all judging of it are over; later feedback makes another revision."""
+    """An attempt and all judging of it are over. Later feedback leads to another event, with a higher revision."""
 
     session_id: str
-    trajectory_id: str  # its first turn
-    revision: int  # the number of facts it rests on; the higher one is newer
-    ended_at_ms: int  # when the broker appended that the session is settled after its last turn
-    group_size: int | None  # attempts at the task, as its client said; None: not said
-    outcome: float | None  # the newest score that an environment gave one of its turns; None: it gave none
+    trajectory_id: str  # the id of its first turn
+    revision: int  # the number of facts that it rests on; the highest revision is the newest
+    ended_at_ms: int  # when the broker appended the event that settled the session after the attempt's last turn
+    group_size: int | None  # how many attempts the group has, as the client said; None: not said
+    outcome: float | None  # the newest score that an environment gave one of its turns; None: no such score
     steps: tuple[TrajectoryStep, ...]
 
     @property
     def event_id(self) -> str:
-        """One per content: each sample id stands for all that was known of its step."""
+        """One per content: a sample's id stands for all that is known of its step."""
         samples = [step.sample_id for step in self.steps]
         return derived_id("TrajectoryEnded", self.group_id, self.trajectory_id, self.revision, self.outcome, *samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWaited(GroupEvent):
-    """`wait_s` passed since the first attempt ended, on the clock of attempts' ends; the others are not waited for."""
+    """`wait_s` passed since the first attempt ended, by the attempts' `ended_at_ms`; the others are not waited for."""
 
     wait_s: float
 
@@ -79,8 +79,8 @@ class StepAdvantage:
     turn_id: str
     sample_id: str
     step_index: int
-    reward: float  # weighted sum of the step's scores and its attempt's outcome
-    advantage: float  # the reward relative to the other attempts at this index
+    reward: float  # the weighted sum of the step's scores and its attempt's outcome
+    advantage: float  # the reward relative to those of the other attempts at this index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class StepDropped:
 class GroupSettled(GroupEvent):
     """The advantages of a group; every step of its trajectories is listed once."""
 
-    trajectories: tuple[str, ...]  # ids of the TrajectoryEnded that it rests on
+    trajectories: tuple[str, ...]  # ids of the TrajectoryEnded events that the advantages rest on
     complete: bool  # False: the wait ended before all attempts had ended with an outcome
     advantages: tuple[StepAdvantage, ...]
     dropped: tuple[StepDropped, ...]
@@ -105,10 +105,10 @@ class GroupSettled(GroupEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryLate(GroupEvent):
-    """A trajectory, or a newer revision of one, came after its group was settled and does not change the group."""
+    """A trajectory, or a newer revision of one, came after its group was settled; the group stays as it is."""
 
     IDENTITY: ClassVar = ("group_id", "trajectory")
 
-    trajectory: str  # id of the TrajectoryEnded
+    trajectory: str  # the id of its TrajectoryEnded event
     session_id: str
     dropped: tuple[StepDropped, ...]  # its steps that the settled group lacks, or has with another sample

@@ -1,7 +1,7 @@
 """Votes, verdicts, hints, teachers' scores and feedback: what models and people said of a turn.
 
-Revision 0 is the ordinary look at a turn. Revision 1 is a second look, at one turn of a session that gave no sample;
-other modules call this rule "the floor".
+Revision 0 is the ordinary look at a turn. Revision 1 is a second look, at one turn of a session that gave no sample:
+the rule that asks for it is "the floor".
 """
 
 import struct
@@ -16,8 +16,8 @@ from clawstream.events.base import LogProbs, SessionEvent, TokenIds, derived_id
 class Question(StrEnum):
     """What a judge was asked."""
 
-    SCORE = "score"  # was the answer good, by what happened next: -1, 0, 1
-    HINT = "hint"  # does what happened next say how to do better: -1 no, 1 yes and how
+    SCORE = "score"  # how good was the answer, going by the next state: -1, 0 or 1
+    HINT = "hint"  # does the next state say how to answer better: -1: no; 1: yes, and the vote says how
 
 
 class VoteStatus(StrEnum):
@@ -40,8 +40,8 @@ class HintAbsence(StrEnum):
     """Why a turn has no hint."""
 
     NONE_OFFERED = "none_offered"  # the readable votes say that the next state teaches nothing
-    OUTVOTED = "outvoted"  # fewer votes than needed offered one
-    TOO_SHORT = "too_short"  # hints were offered, none longer than ten characters
+    OUTVOTED = "outvoted"  # fewer votes than needed offered a hint
+    TOO_SHORT = "too_short"  # hints were offered, but none is longer than ten characters
     UNREADABLE = "unreadable"  # no vote could be read
     FAILED = "failed"  # no judge answered
 
@@ -50,8 +50,8 @@ class TeacherStatus(StrEnum):
     """What came of asking a teacher."""
 
     SCORED = "scored"
-    REFUSED = "refused"  # an engine will not score it, however often it is asked: it is too long, for example
-    FAILED = "failed"  # no teacher answered before the deadline, or no policy engine kept one version meanwhile
+    REFUSED = "refused"  # an engine will not score the answer, however often it is asked: it is too long, for example
+    FAILED = "failed"  # no teacher answered before the deadline, or no policy engine kept one version all the while
 
 
 class FeedbackSource(StrEnum):
@@ -64,19 +64,19 @@ class FeedbackSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteCast(SessionEvent):
-    """One judge's reply to one question about one turn, read or unreadable, or the fact that none came."""
+    """One judge's reply to one question about one turn, readable or not, or the fact that no reply came."""
 
     turn_id: str
     question: Question
-    judge: str  # model and endpoint, "qwen3-8b@judge.internal:30001"
+    judge: str  # model and endpoint, such as "qwen3-8b@judge.internal:30001"
     prompt_version: str
     revision: int
-    ballot: int  # 0 ..< votes asked of this judge
+    ballot: int  # 0, 1, .. up to one less than the votes that this judge is asked for
     status: VoteStatus
-    score: int | None  # None: not readable, which is not a score of 0
+    score: int | None  # None: no readable score, which is not a score of 0
     hint: str | None  # None unless the question was for a hint and the vote gives one
-    text: str | None  # the judge's reply; None: none came
-    error: str | None  # why none came, or why one that came was not read
+    text: str | None  # the judge's reply; None: no reply came
+    error: str | None  # why no reply came, or why the reply was not read; None: it was read, readable or not
     prompt_tokens: int | None  # as the endpoint counted; None: not reported
     completion_tokens: int | None
     latency_ms: int
@@ -84,7 +84,7 @@ class VoteCast(SessionEvent):
 
     @property
     def event_id(self) -> str:
-        """One per ballot; a failed vote has an id of its own, so that judging again later does not collide with it."""
+        """One per ballot. A failed vote has an id of its own, so that a later vote of the same ballot counts too."""
         ballot = (self.turn_id, self.question, self.judge, self.prompt_version, self.revision, self.ballot)
         parts = (*map(str, ballot), self.cast_at_ms) if self.status is VoteStatus.FAILED else tuple(map(str, ballot))
         return derived_id("VoteCast", *parts)
@@ -117,7 +117,7 @@ class VerdictReached(_TurnJudged):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintFound(_TurnJudged):
-    """What the next state says the answer should have been like; the longest of the hints offered."""
+    """How the answer should have been, by the next state: the longest of the hints that the votes offer."""
 
     hint: str  # stripped, longer than 10 characters
     num_offered: int
@@ -135,30 +135,30 @@ class HintAbsent(_TurnJudged):
 class TeacherScored(_TurnJudged):
     """Two engines' log-probs of the answer that a judge's hint is about, token by token, or why there are none.
 
-    The teacher's prompt has the hint; the student's, which is the policy's own, has not. Engines compute both at
-    temperature 1, so the difference comes from hint and weights, not from arithmetic.
+    The teacher's prompt has the hint. The student is the policy, and its prompt has no hint. Engines compute both at
+    temperature 1, so the difference comes from the hint and the weights, not from arithmetic.
     """
 
-    teacher: str  # model and endpoint, "qwen3-32b@teacher.internal:30000"
-    scored_sha256: str  # of the token ids that were scored: `sha256_of` hinted prompt, prompt and response
+    teacher: str  # model and endpoint, such as "qwen3-32b@teacher.internal:30000"
+    scored_sha256: str  # `sha256_of` the token ids of hinted prompt, prompt and response
     policy_id: str
     status: TeacherStatus
     teacher_logprobs: LogProbs | None  # one per response id; None unless scored
     student_logprobs: LogProbs | None
     student_version: int | None  # the policy version that computed all student log-probs
-    error: str | None  # None exactly when scored
+    error: str | None  # why there are no scores; None exactly when scored
     latency_ms: int
     scored_at_ms: int  # since the epoch, UTC
 
     @property
     def scoring_id(self) -> str:
-        """The id of what was to be scored and by whom, whatever the outcome."""
+        """The id of what is to be scored and by whom, the same whatever the outcome."""
         asked = (self.turn_id, self.judge, self.prompt_version, self.revision)
         return scoring_id_of(*asked, teacher=self.teacher, scored_sha256=self.scored_sha256)
 
     @property
     def event_id(self) -> str:
-        """One per scoring; one that failed has an id of its own, so that asking again later does not collide."""
+        """One per scoring. One without scores has an id of its own, so that a later scoring of the same counts too."""
         if self.status is TeacherStatus.SCORED:
             return self.scoring_id
         return derived_id("TeacherScored", self.scoring_id, self.scored_at_ms)
@@ -172,7 +172,7 @@ def scoring_id_of(
 
 
 def sha256_of(*token_ids: TokenIds) -> str:
-    """Return the hash of sequences of token ids; the same ids in other sequences have another hash."""
+    """Return the hash of several sequences of token ids; the same ids split into other sequences have another hash."""
     digest = sha256()
     for ids in token_ids:
         digest.update(struct.pack(f"<q{len(ids)}i", len(ids), *ids))
@@ -187,7 +187,7 @@ class FeedbackGiven(SessionEvent):
 
     feedback_id: str
     turn_id: str
-    key_name: str | None  # the name of the API key that was shown; None: no keys were asked for
+    key_name: str | None  # the name of the API key that the request had; None: the gateway asks for no keys
     source: FeedbackSource
     score: float | None  # -1 to 1; None: words only
     text: str | None

@@ -1,4 +1,4 @@
-"""Refreshed answers: the policy of today answers a recorded prompt again, for the trainer alone."""
+"""Refreshed answers: today's policy answers a recorded prompt again. Only the trainer uses such an answer."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ FOR_A_LATE_SAMPLE = 0  # the number of the answer that stands in for a late samp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefreshAsked(SessionEvent):
-    """A sample of the turn came too late to be trained on: its prompt is to be answered again, once.
+    """A sample of the turn came too late to be trained on, so the turn's prompt is to be answered again, once.
 
     The event holds all that an engine needs, since every stage may have forgotten the turn by now.
     """
@@ -19,7 +19,7 @@ class RefreshAsked(SessionEvent):
     IDENTITY: ClassVar = ("turn_id",)
 
     turn_id: str
-    sample_id: str  # the first that came too late
+    sample_id: str  # the first sample of the turn that came too late
     policy_id: str
     prompt_ids: TokenIds
     sampling: Sampling
@@ -36,7 +36,7 @@ class AnswerRefreshed(SessionEvent):
     IDENTITY: ClassVar = ("turn_id", "number")
 
     turn_id: str
-    number: int  # 0: a sample came too late; 1 and on: a further answer for the turn's hints
+    number: int  # 0: asked for since a sample came too late; 1, 2, ..: further answers for the turn's hints
     policy_id: str
     sampling: Sampling
     versions: tuple[VersionSpan, ...]  # in output order; their num_tokens sum to len(output_ids)
@@ -44,5 +44,5 @@ class AnswerRefreshed(SessionEvent):
     output_ids: TokenIds  # as sampled, the stop token included
     output_logprobs: LogProbs  # one per output id, at the sampling temperature
     finish_reason: FinishReason | None  # None exactly when `message` is
-    error: str | None  # why there is none
+    error: str | None  # why there is no answer
     answered_at_ms: int  # since the epoch, UTC

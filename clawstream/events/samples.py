@@ -1,4 +1,4 @@
-"""Samples: all that a trainer needs of one turn, or the reason why there is none."""
+"""Samples: all that a trainer needs to know of one turn, or the reason why the turn has no sample."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,31 +14,31 @@ class RefusalReason(StrEnum):
     """Why a turn, or a whole session, gives no sample."""
 
     NO_SIGNAL = "no_signal"  # neither a hint, nor a verdict of -1 or 1, nor a score by feedback
-    NO_NEXT_STATE = "no_next_state"  # the session ended and no turn of it was paired
-    FLOOR_UNDECIDED = "floor_undecided"  # the floor's second look gave no -1 or 1 either
+    NO_NEXT_STATE = "no_next_state"  # the session ended, and none of its answers was paired with a next state
+    FLOOR_UNDECIDED = "floor_undecided"  # the second look that the floor asks for gave no -1 or 1 either
     EMPTY_ANSWER = "empty_answer"
     TRUNCATED = "truncated"  # the answer ran into max_tokens
     LOOPING = "looping"  # the answer ends in the same tokens over and over
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
-    INTERRUPTED = "interrupted"  # its client left; the settings exclude such answers, or no version is known
+    INTERRUPTED = "interrupted"  # the client left; the settings exclude such answers, or the version is not known
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily, from the likeliest tokens alone, or shaped
-    PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
+    PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that holds a part of the prompt is not known any more
     HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long
-    HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and it or the policy's engine gave no scores
+    HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and that engine or the policy's gave no log-probs
     ANSWER_UNKNOWN = "answer_unknown"  # the feedback names an answer that is not in the session
 
 
 class OffDistribution(StrEnum):
-    """What becomes of an answer whose tokens were not drawn with the probabilities on record."""
+    """What becomes of an answer whose tokens were not drawn with the probabilities that the engine reported."""
 
     REFUSE = "refuse"
-    HINT_ONLY = "hint_only"  # a sample without its reward
-    GATEWAY_OVERRIDE = "gateway_override"  # refused; the gateway changes the sampling so that there are none
+    HINT_ONLY = "hint_only"  # it becomes a sample without a reward
+    GATEWAY_OVERRIDE = "gateway_override"  # as `refuse`, and the gateway changes the sampling so that there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardWeights:
-    """The weight of each source in a reward; 0: its scores are recorded and do not count."""
+    """The weight of each source in a reward; 0: its scores are recorded, but do not count."""
 
     judge: float = 1.0
     person: float = 1.0
@@ -50,56 +50,56 @@ class RewardWeights:
 class SampleAssembled(SessionEvent):
     """One trainable turn: tokens exactly as sampled, and the reward, the hinted prompt, or both.
 
-    Both are absent where feedback took back what an earlier revision said. Of a turn's revisions the newest counts, the
-    one of the last look, and within one look the sample that knows the most feedback.
+    Both are absent where feedback took back what an earlier sample of the turn said. Of a turn's samples one counts:
+    the one of the last look, and of several of that look the one that knows the most feedback.
 
-    The model is trained on `response_ids` after `prompt_ids`; its teacher is the model that sees `hinted_prompt_ids`
-    instead. `sample_id` is the event's id. A refreshed answer to the turn's prompt has a sample of its own, with
-    the hint alone: scores of the turn's own answer are no reward for it.
+    The model is trained on `response_ids` after `prompt_ids`; its teacher sees `hinted_prompt_ids` instead of
+    `prompt_ids`. A refreshed answer to the turn's prompt has a sample of its own, with the hint alone: scores of the
+    turn's own answer are no reward for it.
     """
 
     turn_id: str
-    judge: str  # NOBODY where none is asked
+    judge: str  # NOBODY where no judge is asked
     prompt_version: str
     revision: int
-    reward: int | None  # the judge's part, -1 or 1; None: no verdict says either
+    reward: int | None  # the judge's part, -1 or 1; None: the verdict is neither
     hint: str | None
     prompt_ids: TokenIds
     hinted_prompt_ids: TokenIds | None  # None exactly when `hint` is
     response_ids: TokenIds
     response_logprobs: LogProbs  # of the behaviour policy, at `temperature`
-    trained: Mask  # one per response id
+    trained: Mask  # one value per response id
     temperature: float
-    sampling: Sampling  # as the exchange says it
+    sampling: Sampling  # as the exchange's event has it
     policy_id: str
     versions: tuple[VersionSpan, ...]
-    num_earlier_turns: int  # main turns of the session before this one; 0: its first answer
+    num_earlier_turns: int  # main turns of the session before this one; 0: this is its first answer
     total_reward: float | None  # the weighted sum of all parts, -1 to 1; None: no part counts
-    person_reward: float | None = None  # the newest score by this source; None: it gave none
+    person_reward: float | None = None  # the newest score by this source; None, here and in the next two: no score
     environment_reward: float | None = None
     heuristic_reward: float | None = None
-    num_feedback: int | None = None  # how often feedback had changed a source's score; None: never
-    teacher: str | None = None  # the engine whose scores these are; None: the trainer is to score by its own weights
+    num_feedback: int | None = None  # how often feedback had changed a source's score by then; None: never
+    teacher: str | None = None  # the engine that scored as the teacher; None: the trainer scores with its own weights
     teacher_logprobs: LogProbs | None = None  # of the response after the hinted prompt, at temperature 1
     student_logprobs: LogProbs | None = None  # by the policy's engine after the prompt, at temperature 1
-    student_version: int | None = None  # of the policy that made those; None exactly when the other three are
-    group_id: str | None = None  # the task that its session is an attempt at; None: of no group
+    student_version: int | None = None  # the version that those are of; None exactly when the three fields above are
+    group_id: str | None = None  # the task that its session is an attempt at; None: it belongs to no group
     step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
     refreshed_id: str | None = None  # the refreshed answer that this is a sample of; None: of the turn's own answer
 
     @property
     def learned_reward(self) -> float | None:
-        """The reward to train on; None: the parts give none, or cancel each other."""
+        """The reward to train on; None: no part gives one, or the parts cancel each other."""
         return self.total_reward or None
 
     @property
     def answer_id(self) -> str:
-        """The id of the answer; at most one of its samples is trained on."""
+        """The id of the answer; at most one sample of an answer is trained on."""
         return self.turn_id if self.refreshed_id is None else self.refreshed_id
 
     @property
     def event_id(self) -> str:
-        """One per answer, look and known feedback (its number and scores)."""
+        """One per answer, look and known feedback (how much there is, and its scores)."""
         heard = (self.num_feedback, self.person_reward, self.environment_reward, self.heuristic_reward)
         look = (self.answer_id, self.judge, self.prompt_version, self.revision)
         return derived_id("SampleAssembled", *look, *(() if self.num_feedback is None else heard))
@@ -112,7 +112,7 @@ class SampleAssembled(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRefused(SessionEvent):
-    """There is no sample of this turn, of a refreshed answer in it, or, where `turn_id` is None, of this session."""
+    """There is no sample of this turn; or of this refreshed answer; or, where `turn_id` is None, of this session."""
 
     IDENTITY: ClassVar = ("session_id", "answer_id", "judge", "prompt_version", "revision")
 
@@ -121,7 +121,7 @@ class SampleRefused(SessionEvent):
     prompt_version: str | None
     revision: int
     reason: RefusalReason
-    refreshed_id: str | None = None  # of the refreshed answer; None: it is of the turn's own, or the session
+    refreshed_id: str | None = None  # of the refreshed answer; None: the turn's own answer or the session is refused
 
     @property
     def answer_id(self) -> str | None:

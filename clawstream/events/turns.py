@@ -11,7 +11,7 @@ class OrphanReason(StrEnum):
     """Why no later request of the session shows what came of an answer."""
 
     EDITED = "edited"  # the history holds another assistant message in its place
-    COMPACTED = "compacted"  # the history is shorter than it was and our answer is not in it
+    COMPACTED = "compacted"  # the history is shorter than it was, and the answer is not in it
     REGENERATED = "regenerated"  # another answer to the same request was echoed: it was asked again, or had several
     RESET = "reset"  # the history starts over
 
@@ -20,8 +20,8 @@ class OrphanReason(StrEnum):
 class TurnPaired(SessionEvent):
     """The answer of exchange `turn_id` came back in the history of `next_exchange_id`: it was delivered.
 
-    An interrupted answer was delivered in part; the history goes on behind the question, with or without that part. The
-    next state is one reply of the user, or the results of all parallel tool calls, without a client's own blocks.
+    An interrupted answer was delivered in part; the history goes on after the question, with or without that part. The
+    next state is one reply of the user, or the results of all parallel tool calls, without what a client adds itself.
     """
 
     IDENTITY: ClassVar = ("turn_id",)
@@ -34,7 +34,7 @@ class TurnPaired(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOrphaned(SessionEvent):
-    """The session went on without echoing this answer; it is never judged, and trained on by feedback alone."""
+    """The session went on without echoing this answer. No judge is asked about it; a sample of it needs feedback."""
 
     IDENTITY: ClassVar = ("turn_id",)
 
@@ -45,7 +45,7 @@ class TurnOrphaned(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnsSettled(SessionEvent):
-    """The session is over or idle, and every pairing that its exchanges show stands before this on the topic.
+    """The session is over or idle, and every pairing that its exchanges show stands before this event on the topic.
 
     Written for sessions with at least one answer that could become a turn.
     """
@@ -53,4 +53,4 @@ class TurnsSettled(SessionEvent):
     IDENTITY: ClassVar = ("session_id", "after_exchange_id", "done")
 
     after_exchange_id: str  # the session's newest exchange
-    done: bool  # the client said so; False: idle, and a later request may still echo what is pending
+    done: bool  # True: the client said that it is over; False: it is idle, and a later request may still echo answers
