@@ -1,9 +1,9 @@
 """Events to bytes and to plain values, and back: Avro, with the schema's fingerprint in front of each record.
 
-Single-object encoding (C3 01 and the fingerprint) needs no other service, and every version in schemas/ is known, so
-every record that was ever written can be read. A field that an older record lacks gets its schema's default;
-`UPCASTERS` holds a conversion where that is not what the record meant. A meaning that an older record does not hold
-needs another event, not a new version. No header holds anything that a person said.
+Single-object encoding (C3 01 and the fingerprint) needs no schema registry, and schemas/ has every version, so every
+record that was ever written can be read. A field that an older record lacks gets the default of the newer schema, or,
+where the record meant something else, what a conversion in `UPCASTERS` says. A new meaning, which older records can't
+have, needs another event, not a new version. No header holds anything that a person said.
 """
 
 import json
@@ -34,7 +34,7 @@ _FIRST_BYTES_SHOWN = 12
 
 
 def to_plain(kind: type) -> Convert:
-    """Return the function that turns a `kind` into a dict of values that Avro knows."""
+    """Return the function that turns an object of `kind` into a dict of values that Avro knows."""
     hints = get_type_hints(kind, include_extras=True)
     names = tuple(field.name for field in fields(kind))
     read = attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),)
@@ -50,7 +50,7 @@ def to_plain(kind: type) -> Convert:
 
 
 def from_plain(kind: type) -> Convert:
-    """Return the function that makes a `kind` of such a dict; it raises KeyError for a value that the type lacks."""
+    """Return the function that makes an object of `kind` from such a dict; KeyError: an enum has no such value."""
     hints = get_type_hints(kind, include_extras=True)
     changed = tuple(
         (field.name, convert) for field in fields(kind) if (convert := _converter(hints[field.name], from_plain))
@@ -65,7 +65,7 @@ def from_plain(kind: type) -> Convert:
 
 
 def text_as_bytes(value: Any) -> Any:
-    """Return a plain value with each text as the bytes that Avro writes for it, lone surrogates included."""
+    """Return a plain value with each text as the bytes that Avro writes for it, also where it has lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Mapping):
@@ -110,16 +110,16 @@ def _unpacker(how: Packed) -> Convert:
     size = struct.calcsize(how.value)
 
     def unpack(packed: bytes) -> tuple[Any, ...]:
-        # If bytes are left over, the format is shorter than the data, which `unpack` refuses.
+        # Where the size does not divide the data, `unpack` refuses it: it is longer than the format.
         return struct.unpack(f"<{len(packed) // size}{how.value}", packed)
 
-    if how is Packed.FLOAT32:  # NaN alone differs from itself
+    if how is Packed.FLOAT32:  # only NaN differs from itself
         return lambda packed: tuple([value if value == value else None for value in unpack(packed)])
     return unpack
 
 
 Headers = list[tuple[str, bytes]]
-ReadHeaders = tuple[tuple[str, bytes | None], ...]  # anybody may have written them
+ReadHeaders = tuple[tuple[str, bytes | None], ...]  # not only ours: any program may have written the record
 
 
 def headers_of(event: Event, *, source: str, now_ms: int, traceparent: str | None) -> Headers:
@@ -147,24 +147,24 @@ def traceparent_of(headers: ReadHeaders) -> str | None:
 
 
 def key_bytes(text: str) -> bytes:
-    """Return text as the bytes of a key or header; lone surrogates survive."""
+    """Return text as the bytes of a key or header, also where it has lone surrogates."""
     return text.encode("utf-8", "surrogatepass")
 
 
-@lru_cache(maxsize=1024)  # all events that follow from one record carry one time
+@lru_cache(maxsize=1024)  # many events are written within the same millisecond
 def _time(now_ms: int) -> bytes:
     return datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="milliseconds").encode("ascii")
 
 
 Plain = Mapping[str, Any]  # a record's fields as Avro has them
-Upcast = Callable[[Plain], Plain]
+Upcast = Callable[[Plain], Plain]  # to the next version
 Upcasters = Mapping[tuple[type[Event], int], Upcast]  # by the record's event and version
 
 UPCASTERS: Upcasters = MappingProxyType({})
 
 
 def _with_defaults(value: Any, schema: Any) -> Any:
-    """Return a value written by the version before `schema` (JSON) with exactly the fields of `schema`."""
+    """Return a value, written with the version before `schema` (as JSON), with exactly the fields of `schema`."""
     if isinstance(schema, list):
         [other] = (branch for branch in schema if branch != "null")
         return None if value is None else _with_defaults(value, other)
@@ -185,7 +185,7 @@ class _Writer:
     header: bytes
     plain: Convert
     schema: Any
-    schema_of_bytes: Any  # the same bytes on the wire, for texts that are not valid UTF-8
+    schema_of_bytes: Any  # with bytes in place of texts, for texts that are not valid UTF-8; both are written alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class _Reader:
 
 
 class Codec:
-    """Writes events with the newest schema and reads all versions."""
+    """Writes events with the newest version of their schema, and reads all versions."""
 
     def __init__(self, schemas: Iterable[Schema], *, upcasters: Upcasters = UPCASTERS) -> None:
         schemas = sorted(schemas, key=lambda schema: schema.version)
@@ -228,7 +228,7 @@ class Codec:
         return out.getvalue()
 
     def decode(self, value: bytes | None) -> Event:
-        """Return the event; raises UndecodableRecord saying what was found."""
+        """Return the event; raises UndecodableRecord, which says what was found in its place."""
         if value is None:
             raise UndecodableRecord("the record has no value; every event has one")
         if value[:2] != _SINGLE_OBJECT or len(value) < _HEADER_BYTES:
@@ -240,8 +240,8 @@ class Codec:
         reader = self._readers.get(fingerprint)
         if reader is None:
             raise UndecodableRecord(
-                f"no schema in schemas/ has the fingerprint {fingerprint.hex()}: the record is of another clawstream, "
-                "or of something else"
+                f"no schema in schemas/ has the fingerprint {fingerprint.hex()}: the record was written by another "
+                "version of clawstream, or by another program"
             )
         body = BytesIO(value)
         body.seek(_HEADER_BYTES)
@@ -252,7 +252,7 @@ class Codec:
             event: Event = reader.event(plain)
         except _NOT_AN_EVENT as error:
             raise UndecodableRecord(
-                f"{len(value)} bytes that say they are {reader.kind.__name__} are not: {type(error).__name__} {error}"
+                f"{len(value)} bytes marked as {reader.kind.__name__} hold none: {type(error).__name__} {error}"
             ) from error
         if body.tell() != len(value):
             raise UndecodableRecord(
@@ -263,7 +263,7 @@ class Codec:
 
 @cache
 def codec() -> Codec:
-    """Return the codec of the schemas that travel with this version."""
+    """Return the codec of all schemas that come with this version of clawstream."""
     return Codec(all_schemas())
 
 
@@ -282,7 +282,7 @@ def _reader(schema: Schema, versions: Sequence[Schema], upcasters: Upcasters) ->
 
 
 def _strings_as_bytes(schema: Any) -> Any:
-    """Return the schema with bytes for strings, which are written alike."""
+    """Return the schema with bytes in place of strings; Avro writes both alike."""
     if schema == "string":
         return "bytes"
     if isinstance(schema, list):

@@ -1,8 +1,8 @@
-"""The records of the dead-letter queues: records set aside, and what was ruled about them. Pure.
+"""The records of the dead-letter queues: records that were set aside, and marks that say what becomes of them. Pure.
 
-A dead letter is named by its stage and its record's place on the log, so setting a record aside again gives the same
-dead letter; only an attempt with a higher number makes it new. Marks are records of the queue too, so the queue holds
-all there is to know.
+A dead letter is named by its stage and its record's place on the log. So a record that is set aside again is the same
+dead letter, which changes only with a higher attempt number. Marks stand in the queue too, so the queue holds all
+there is to know.
 """
 
 import json
@@ -17,16 +17,16 @@ from clawstream.stream.log import PartitionId, Raw
 from clawstream.stream.topics import dead_letter_topic
 
 MESSAGE_CHARACTERS = 500
-EXPIRED = "its record is past its topic's retention"  # why a dead letter is discarded although its replay was asked for
+EXPIRED = "its record is past its topic's retention"  # the reason where a dead letter is discarded instead of replayed
 
 
 class Reason(StrEnum):
     """Why a record is set aside."""
 
-    UNDECODABLE = "undecodable"  # no schema explains its bytes
-    UNUSABLE = "unusable"  # the stage refuses it, or can't write the events it leads to
-    FAILED = "failed"  # the stage broke on it
-    PARKED = "parked"  # it follows a record of its key that is set aside
+    UNDECODABLE = "undecodable"  # its bytes can't be decoded
+    UNUSABLE = "unusable"  # the stage refuses it, or can't write the events that follow from it
+    FAILED = "failed"  # the stage failed with an unexpected error
+    PARKED = "parked"  # an earlier record of its key is set aside
 
 
 class Fate(StrEnum):
@@ -40,7 +40,7 @@ class Fate(StrEnum):
 
 
 class DeadLetterId(NamedTuple):
-    """A record, and the stage that set it aside."""
+    """A record's place on the log, and the stage that set it aside."""
 
     group: str
     topic: str
@@ -62,25 +62,25 @@ class DeadLetter:
 
     id: DeadLetterId
     key: bytes | None
-    timestamp_ms: int  # of the record itself
+    timestamp_ms: int  # when the broker appended the record, not the copy
     reason: Reason
     error: str  # the error's type and message
     attempt: int  # 1: it was never replayed
-    rebuild_offsets: Mapping[str, int]  # by topic: the first record that the state of its key follows from
+    rebuild_offsets: Mapping[str, int]  # by topic: the offset of the first record that its key's state follows from
     set_aside_at_ms: int
-    copy_offset: int | None = None  # of its copy in the queue; None: the copy is not known to stand there
+    copy_offset: int | None = None  # of the record's copy in the queue; None: the copy was not read there yet
     fate: Fate = Fate.OPEN
-    because: str | None = None  # what was said when it was discarded
+    because: str | None = None  # the reason that was given for discarding it
     ruled_at_ms: int | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether it is still to be applied, or to be ruled about."""
+        """Whether it is neither used nor discarded yet."""
         return self.fate in (Fate.OPEN, Fate.REPLAY, Fate.DISCARD)
 
     @property
     def unruled(self) -> bool:
-        """Whether a person has to rule about it; a parked record shares the fate of the one that it waits behind."""
+        """Whether a person has to decide about it; a parked record shares the fate of the one that it waits behind."""
         return self.fate is Fate.OPEN and self.reason is not Reason.PARKED
 
     @property
@@ -90,19 +90,19 @@ class DeadLetter:
 
     @property
     def closed(self) -> "DeadLetterMark":
-        """The mark that says that it was discarded as asked, or else used."""
+        """The mark which says that it was discarded, where that was asked for, or else that it was used."""
         fate = Fate.DISCARDED if self.fate is Fate.DISCARD else Fate.REPLAYED
         return DeadLetterMark(id=self.id, key=self.key, attempt=self.attempt, fate=fate, because=self.because)
 
     def again(self, error: Exception) -> "DeadLetter":
-        """Return it as it is set aside again, having been replayed."""
+        """Return the dead letter as it is after its replay failed with `error`."""
         text = f"{type(error).__name__}: {error}"
         return replace(self, attempt=self.attempt + 1, reason=reason_of(error), error=text, fate=Fate.OPEN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterMark:
-    """A statement in the queue about the fate of a dead letter."""
+    """A record of the queue that states the fate of a dead letter."""
 
     id: DeadLetterId
     key: bytes | None
@@ -112,7 +112,7 @@ class DeadLetterMark:
 
 
 class KnownDeadLetters:
-    """The queues as read so far; a `group` restricts them to one stage's dead letters."""
+    """The dead letters in the queues, as far as these were read; with a `group`, those of this stage alone."""
 
     def __init__(self, group: str | None = None) -> None:
         self._group = group
@@ -144,7 +144,7 @@ class KnownDeadLetters:
             self.add(found)
 
     def add(self, dead_letter: DeadLetter) -> None:
-        """Add a record that was set aside; a known dead letter changes only with a higher attempt."""
+        """Add a record that was set aside. A dead letter that is known already changes only with a higher attempt."""
         known = self._dead_letters.get(dead_letter.id)
         if known is None:
             self._by_key.setdefault((dead_letter.id.partition, dead_letter.key), []).append(dead_letter.id)
@@ -154,7 +154,7 @@ class KnownDeadLetters:
         self.changes += 1
 
     def mark(self, mark: DeadLetterMark, at_ms: int | None = None) -> None:
-        """Take in a mark; one of an attempt that is over, or of no dead letter that we know, changes nothing."""
+        """Take in a mark. A mark of an earlier attempt, or of an unknown dead letter, changes nothing."""
         known = self._dead_letters.get(mark.id)
         if known is not None and known.attempt == mark.attempt and known.waits:
             self._dead_letters[mark.id] = replace(
@@ -168,7 +168,7 @@ class KnownDeadLetters:
         return sorted(found, key=lambda dead_letter: (dead_letter.timestamp_ms, dead_letter.id))
 
     def blocks(self, place: PartitionId, key: bytes | None, offset: int) -> DeadLetterId | None:
-        """Return the first waiting record of the key on that topic before `offset`; None: nothing is in the way."""
+        """Return the key's first waiting dead letter on the topic before `offset`; None: nothing is in the way."""
         earlier = (one.id for one in self.of_key(place.partition, key) if one.waits and one.id.offset < offset)
         return next((one for one in earlier if one.topic == place.topic), None)
 
@@ -181,11 +181,11 @@ class KnownDeadLetters:
         ]
 
     def due(self, partition: int) -> list[bytes | None]:
-        """Return the partition's keys that have dead letters to apply or close now."""
+        """Return the partition's keys that have dead letters to use or discard now."""
         return [key for (number, key) in self._by_key if number == partition and self.ready(partition, key)]
 
     def ready(self, partition: int, key: bytes | None) -> list[DeadLetter]:
-        """Return the key's dead letters to apply or close now, in order: those ruled about, and those parked behind.
+        """Return the key's dead letters to use or discard now, in order: those decided about, and those parked behind.
 
         As in `blocks`, a record waits only behind records of its own topic.
         """
@@ -204,7 +204,7 @@ def reason_of(error: Exception) -> Reason:
 
 
 def expired(dead_letter: DeadLetter) -> DeadLetter:
-    """Return the dead letter, to be discarded since the log has lost its record: it can never be used."""
+    """Return the dead letter as one to be discarded: its record is not on the log any more, so it can't be used."""
     return dead_letter if dead_letter.fate is Fate.DISCARD else replace(dead_letter, fate=Fate.DISCARD, because=EXPIRED)
 
 
@@ -216,7 +216,7 @@ def dead_letter_headers(
     attempt: int,
     rebuild_offsets: Mapping[str, int],
 ) -> Headers:
-    """Return the headers that a queue adds to a record's own."""
+    """Return the headers that a record's copy in the queue has besides the record's own."""
     about = {
         "dlq.timestamp": str(timestamp_ms),
         "dlq.reason": reason_of(error).value,
@@ -228,7 +228,7 @@ def dead_letter_headers(
 
 
 def _written(raw: Raw) -> "DeadLetter | DeadLetterMark | None":
-    """Return the dead letter or mark that a queue's record holds; None: the record is not one of ours."""
+    """Return the dead letter or mark that a queue's record holds; None: it holds neither."""
     try:
         headers = {
             name: value.decode("utf-8", "surrogatepass")

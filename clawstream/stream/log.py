@@ -1,8 +1,8 @@
-"""The interface of a log, which stages, gateway, projector and trainer use; Kafka's and the one in memory have it.
+"""The interface of a log, which stages, gateway, projector and trainer use. One log is on Kafka, another in memory.
 
-Both logs pass the tests in tests/parts/stream/contract. Bytes that can't be read are a value, not an exception; the
-reader decides what becomes of them. A reader goes on where it stopped only on the log that it stopped on: another log,
-or one that lost its end, would get new records below that offset, which the reader would skip silently.
+Both pass the tests in tests/parts/stream/contract. Bytes that can't be decoded are a value, not an exception; the
+reader decides what becomes of them. A reader goes on where it stopped only on the log that it read before. On another
+log, or on one that lost its end, new records may stand below that offset, and the reader would skip them silently.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PartitionId(NamedTuple):
-    """A partition of a topic, without the installation's prefix; any (topic, partition) pair equals it."""
+    """A partition; its topic is without the installation's prefix. It equals the plain pair (topic, partition)."""
 
     topic: str
     partition: int
@@ -36,7 +36,7 @@ class PartitionId(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
-    """A record as bytes."""
+    """A record as bytes, before it is decoded."""
 
     topic: str  # without the installation's prefix
     partition: int
@@ -73,7 +73,7 @@ class Outgoing(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """An event encoded as a record, which stays the same wherever and however often it is written."""
+    """An event encoded as a record: the same bytes wherever and however often it is written."""
 
     topic: str  # without the installation's prefix
     key: bytes
@@ -82,7 +82,7 @@ class Sealed(NamedTuple):
 
 
 class PlacedRecord(NamedTuple):
-    """A record for a partition that the writer chose."""
+    """A record, and the partition that its writer chose for it."""
 
     place: PartitionId
     key: bytes
@@ -91,7 +91,7 @@ class PlacedRecord(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The next offset that a group will read of a partition, and what it noted beside it."""
+    """The next offset that a group will read of a partition, and a note that the group keeps beside it."""
 
     offset: int
     note: str = ""
@@ -99,7 +99,7 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordBatch:
-    """What was read of one partition, in order."""
+    """Records that were read of one partition, in order."""
 
     place: PartitionId
     records: Sequence[Arrived]
@@ -107,23 +107,23 @@ class RecordBatch:
 
 
 class Listener(Protocol):
-    """Learns which partitions a member of a group has."""
+    """Is told which partitions a member of a group has."""
 
     async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
         """Return where to start reading each partition; none of them is read before this returns."""
 
     async def revoked(self, places: frozenset[PartitionId]) -> None:
-        """The partitions go to another member once this returns."""
+        """Finish with the partitions: they go to another member once this returns."""
 
 
 class Member(Protocol):
     """One reader of a group."""
 
     async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
-        """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled."""
+        """Return what arrived, waiting for the first record at most `timeout_s`; must not be cancelled."""
 
     async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
-        """Commit the offsets; False where some of the partitions are not ours any more."""
+        """Commit the offsets; return False, committing none, where a partition is not this member's any more."""
 
     def pause(self, places: Iterable[PartitionId]) -> None:
         """Fetch no more from these partitions until `resume`."""
@@ -148,10 +148,10 @@ class Log(EventLog, Protocol):
     """What runner, projector, trainer, gateway, replays and `tail` need of a log."""
 
     async def write(self, outgoing: Sequence[Outgoing]) -> None:
-        """Return when all are acknowledged, in this order per key.
+        """Write the events and return when all are acknowledged; events of one key keep their order.
 
-        Raises UnusableEvent, before anything is written, for an event that can't be written; TryLater where a part may
-        be written and the whole may be tried again.
+        Raises UnusableEvent, before anything is written, for an event that can't be written; TryLater where some may be
+        written and all may be tried again.
         """
 
     async def set_aside(
@@ -162,15 +162,15 @@ class Log(EventLog, Protocol):
         attempt: int = 1,
         rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
-        """Copy the record to its topic's dead-letter queue, acknowledged; see dead_letters.py."""
+        """Copy the record to its topic's dead-letter queue and await the acknowledgement; see dead_letters.py."""
 
     async def mark(self, marks: "Sequence[DeadLetterMark]") -> None:
-        """Write marks into the dead letters' queues, acknowledged."""
+        """Write marks into the dead letters' queues and await the acknowledgements."""
 
     def follow_raw(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics, then what arrives; see KafkaLog.follow."""
+        """Yield the records on the topics as bytes, then those that arrive; see KafkaLog.follow."""
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
         """Return when all are acknowledged, each partition's in this order; raises TryLater if some may be missing."""
@@ -198,7 +198,7 @@ class Log(EventLog, Protocol):
     def join(
         self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
     ) -> AbstractAsyncContextManager[Member]:
-        """Be a member of `group` for the length of the block."""
+        """Be a member of `group` until the block ends."""
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
         """Return how far the group has come where it has read anything."""
@@ -237,7 +237,7 @@ async def policy_events(log: EventLog, topic: str, policy_id: str) -> list[Polic
 
 
 def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:
-    """Return the partitions that were read beyond the log's end."""
+    """Return the partitions that were read further than the log now reaches."""
     return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]
 
 
@@ -247,9 +247,9 @@ def contradictions(
     last: Mapping[PartitionId, str],
     found: Mapping[PartitionId, str],
 ) -> list[Contradiction]:
-    """Return the partitions that end before what was read of them, or whose `last` read record is another now.
+    """Return the partitions that end before what was read of them, or whose `last` read record is another one now.
 
-    A record that is not `found`, being past its topic's retention, contradicts nothing.
+    A last record that is not `found`, as it is past its topic's retention, is no contradiction.
     """
     cut = set(past_the_end(offsets, ends))
     other = {place for place, digest in last.items() if found.get(place, digest) != digest}
@@ -261,17 +261,17 @@ def contradictions(
 
 
 def refuse(reader: str, wrong: list[Contradiction], remedy: str) -> None:
-    """Raise LogContradicted if any partition contradicts."""
+    """Raise LogContradicted if any partition is `wrong`."""
     if wrong:
         more = f", and {len(wrong) - 1} more partitions" if len(wrong) > 1 else ""
         raise LogContradicted(
             f"{reader}: {wrong[0]}{more}: this is not the log that {reader} read, or it has lost its end. Nothing was "
-            f"read: what was written there since would be passed over. Name the right broker and prefix; {remedy}"
+            f"read: {reader} would skip what was written there since. Name the right broker and prefix; {remedy}"
         )
 
 
 def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:
-    """Return the record with its event (and its hash, with `digest`), or why it has no event."""
+    """Return the record with its event (and with its hash, where `digest` is set), or why it has no event."""
     try:
         event = codec.decode(raw.value)
     except UndecodableRecord as error:
@@ -297,7 +297,7 @@ def undecodable(raw: Raw, reason: str) -> Undecodable:
 
 
 def digest_of(raw: Raw) -> bytes:
-    """Return a hash of key, headers and value, each delimited so that none can pass for part of another."""
+    """Return a hash of key, headers and value, with the length of each so that none can pass for part of another."""
     parts = [raw.key, raw.value]
     for name, value in raw.headers:
         parts += (name.encode(), value)
@@ -319,7 +319,7 @@ async def subscription(
     revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None,
     instance_id: str | None,
 ) -> AsyncIterator[RecordBatch]:
-    """Yield the records of this member's share; see KafkaLog.subscribe."""
+    """Yield the records of this member's partitions; see KafkaLog.subscribe."""
     assignment = _Assignment(start, revoked)
     async with log.join(group, topics, assignment, instance_id=instance_id) as member:
         while True:
@@ -333,7 +333,7 @@ async def subscription(
 
 
 class _Assignment:
-    """The partitions of this member, and how far each was taken."""
+    """The partitions of this member, and how far the caller has taken each."""
 
     def __init__(self, start: StartAt, revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None) -> None:
         self._start = start

@@ -1,7 +1,7 @@
-"""How readers of the log set records aside, and how a person's rulings about these are asked for and carried out.
+"""How readers of the log set records aside, and how a person's rulings (replay or discard) are noted and carried out.
 
 A record is in its queue, acknowledged, before its reader moves past it. A ruling is carried out before the queue says
-that it is done. So a reader that is cut off in between finds in the queue what is left to do. A person only asks; the
+that this is done. So a reader that is cut off in between finds in the queue what is left to do. A person only asks; the
 stage carries the ruling out. A parked record gets no ruling: it shares the fate of the record that it waits behind.
 """
 
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class Quarantine:
-    """The dead letters of the reader `name` of `topics`; where it is `ordered`, a key's later records wait behind them.
+    """The dead letters of `name`, a reader of `topics`. With `ordered`, later records of a key wait behind them.
 
     `known` holds the queues' dead letters; those that the reader itself sets aside are added at once. `on_change` is
-    called when the queues say something new. A wait for the queues ends with TryLater once `stop` is set.
+    called when the queues have something new. A wait for the queues ends with TryLater once `stop` is set.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Quarantine:
         self._stop = stop or asyncio.Event()
         self._on_change = on_change
         self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
-        # By partition: the value of `known.changes` up to which all is done, and the reader's positions if not all is.
+        # By partition: `known.changes` when rulings were last carried out; the reader's positions, if some had to wait.
         self._carried_out: dict[int, tuple[int, Mapping[PartitionId, int] | None]] = {}
 
     async def follow(self) -> None:
@@ -90,12 +90,12 @@ class Quarantine:
         return DeadLetterId(self.name, record.topic, record.partition, record.offset)
 
     def is_unused(self, record: Arrived) -> bool:
-        """Return whether the record is set aside and was not used since."""
+        """Return whether the record was set aside and has not been used since."""
         dead_letter = self.known.get(self.id_of(record))
         return dead_letter is not None and not dead_letter.applied
 
     def usable(self, record: Arrived) -> Record:
-        """Return the record; raises ParkedRecord where it has to wait, UndecodableRecord where it can't be read."""
+        """Return the record; raises ParkedRecord where it has to wait, UndecodableRecord where it has no event."""
         if self.ordered:
             first = self.known.blocks(PartitionId(record.topic, record.partition), key_of(record), record.offset)
             if first is not None:
@@ -119,7 +119,7 @@ class Quarantine:
         )
 
     async def set_aside(self, dead_letter: DeadLetter, error: Exception) -> None:
-        """Copy the record to its queue and, once acknowledged, add it to `known`; a reader cut off repeats the copy."""
+        """Copy the record to its queue, then add it to `known`. A reader that is cut off in between copies it again."""
         level = logging.WARNING if isinstance(error, ParkedRecord) else logging.ERROR
         log.log(level, "record=%s-%s-%s dead_letter=%r", *dead_letter.id[1:], dead_letter.error)
         await self._until_done(lambda: self._log.set_aside(dead_letter.id, error=error, attempt=dead_letter.attempt))
@@ -137,7 +137,7 @@ class Quarantine:
         positions: Mapping[PartitionId, int],
         use: Callable[[Sequence[DeadLetter]], Awaitable[bool]],
     ) -> None:
-        """Call `use` with each key's dead letters of the partition that are ruled about, in the log's order.
+        """Call `use` for each key with the partition's dead letters that are ruled about, in the log's order.
 
         Only those before the reader's `positions` are given. If `use` returns False or raises TryLater, the next call
         of this method tries again.
@@ -155,11 +155,11 @@ class Quarantine:
                 log.warning("stage=%s partition=%d release=failed reason=%s", self.name, number, error)
                 return
             if reached != ready:
-                left_at = dict(positions)  # the rest is carried out once the reader is there
+                left_at = dict(positions)  # the rest is carried out once the reader has come to it
         self._carried_out[number] = changes, left_at
 
     async def read(self, dead_letters: Sequence[DeadLetter]) -> dict[DeadLetterId, Arrived]:
-        """Return the records of dead letters of one key and partition; those that the log has lost are missing."""
+        """Return the records of dead letters of one key and partition, without those that the log has lost."""
         offsets = [dead_letter.id.offset for dead_letter in dead_letters]
         ranges = {dead_letters[0].id.place: (min(offsets), max(offsets) + 1)}
         async with aclosing(self._log.replay(ranges, key=dead_letters[0].key)) as there:
@@ -173,7 +173,7 @@ class Quarantine:
 
 
 def readable(record: Arrived) -> Record:
-    """Return the record; raises UndecodableRecord where it can't be read."""
+    """Return the record; raises UndecodableRecord where it has no event."""
     if isinstance(record, Undecodable):
         raise UndecodableRecord(record.reason)
     return record
@@ -186,7 +186,7 @@ async def dead_letters(log: Log) -> list[DeadLetter]:
 
 
 async def shown(log: Log, name: str) -> dict[str, Any]:
-    """Return all that is known of a dead letter, its record included; raises OperatorError if there is none."""
+    """Return all that is known of a dead letter, its record included; raises OperatorError for an unknown one."""
     dead_letter_id = dead_letter_id_of(name)
     found, raw = await _read(log, dead_letter_id)
     dead_letter = _known(found, dead_letter_id)
@@ -202,14 +202,14 @@ async def shown(log: Log, name: str) -> dict[str, Any]:
 async def rule(
     log: Log, fate: Fate, *, dead_letter: str | None, stage: str | None, because: str | None
 ) -> list[DeadLetter]:
-    """Ask for a fate of one dead letter, or of all dead letters of a stage without a ruling; return them.
+    """Ask for a fate of one dead letter, or of all of a stage that have no ruling yet; return these dead letters.
 
-    Raises OperatorError for a dead letter that is missing, parked or done with.
+    Raises OperatorError for a dead letter that is unknown, parked or ruled about already.
     """
     if (dead_letter is None) == (stage is None):
         raise OperatorError("name one letter, or all of a stage with --stage; see `clawstream dlq list`")
     if because is not None and not because.strip():
-        raise OperatorError("a reason is needed: whoever looks at the log later has nothing else to go by")
+        raise OperatorError("a reason is needed: people who look at the log later have nothing else to go by")
     found, _ = await _read(log, None)
     chosen = (
         [_ruleable(found, dead_letter_id_of(dead_letter))]
@@ -228,7 +228,7 @@ def dead_letter_id_of(name: str) -> DeadLetterId:
         case [group, topic, partition, offset] if partition.isdecimal() and offset.isdecimal():
             return DeadLetterId(group, topic, int(partition), int(offset))
     raise OperatorError(
-        f"{name!r} names no letter: expected stage/topic/partition/offset, as `clawstream dlq list` has"
+        f"{name!r} names no letter: expected stage/topic/partition/offset, as `clawstream dlq list` shows"
     )
 
 
@@ -271,7 +271,7 @@ def _known(found: KnownDeadLetters, dead_letter_id: DeadLetterId) -> DeadLetter:
 
 
 async def _read(log: Log, wanted: DeadLetterId | None) -> tuple[KnownDeadLetters, Raw | None]:
-    """Return all dead letters, and the newest copy of the wanted one."""
+    """Return all dead letters, and the newest copy of the wanted one's record."""
     found, copy = KnownDeadLetters(), None
     queues = [topic.name for topic in all_topics() if topic.name.endswith(DLQ_SUFFIX)]
     async for raws in log.follow_raw(queues, until_end=True):

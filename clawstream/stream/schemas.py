@@ -1,9 +1,9 @@
-"""The Avro schemas in schemas/, one file per event and version, and which of them can read which.
+"""The Avro schemas in schemas/, one file per event and version, and the check which of them can read which.
 
-A released file is never edited, since its fingerprint stands in every record that was written with it: a change is the
-next version. Each version reads all that earlier ones wrote, and the version before the newest reads what the newest
-writes, since both are at work during an upgrade (BACKWARD_TRANSITIVE, and FORWARD by one). Primitive types, records,
-arrays and unions are known, any other kind is refused; logical types are compared as the types they annotate.
+A released file is never edited, since its fingerprint stands in every record that was written with it: a change becomes
+the next version. Each version reads what all earlier ones wrote, and also what the next version writes, since two
+versions are at work during an upgrade (BACKWARD_TRANSITIVE, and FORWARD by one). Only primitive types, records, arrays
+and unions are allowed; a logical type is compared as the type that it annotates.
 """
 
 import json
@@ -30,7 +30,7 @@ _FILE_NAME = re.compile(r"(?P<event>[a-z_]+)\.v(?P<version>[0-9]+)\.avsc")
 def problems(written: Any, reading: Any) -> list[str]:
     """Return why a reader with the schema `reading` can't read all records written with `written`; empty: it can.
 
-    Both are schemas as JSON. Raises ValueError for a kind of schema that is not known here.
+    Both are schemas as JSON. Raises ValueError for a kind of schema that this check does not know.
     """
     return _problems(written, reading, "it")
 
@@ -68,7 +68,7 @@ def _kind(schema: Any) -> str:
     kind = schema["type"] if isinstance(schema, dict) else schema
     if isinstance(kind, str) and (kind in _PRIMITIVES or (kind in ("record", "array") and isinstance(schema, dict))):
         return kind
-    raise ValueError(f"{kind!r} is a kind of schema whose changes can't be checked: use another, or teach it here")
+    raise ValueError(f"{kind!r} is a kind of schema whose changes can't be checked: use another, or add a check for it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,8 @@ class Schema:
     event: type[Event]
     version: int
     fingerprint: bytes  # CRC-64-AVRO of the canonical form, little-endian: as it stands in records
-    text: str  # the file as it is
-    parsed: Any  # as fastavro wants it
+    text: str  # of the file, unchanged
+    parsed: Any  # in fastavro's form
 
 
 @cache
@@ -91,7 +91,7 @@ def all_schemas() -> tuple[Schema, ...]:
 def load(folder: Path, *, events: Iterable[type[Event]] = EVENTS) -> tuple[Schema, ...]:
     """Return the schemas of `events` in `folder`.
 
-    Raises ValueError for a file of no such event, for two schemas that look alike, or where one can't read another.
+    Raises ValueError for an unknown file, an event without one, equal fingerprints, or schemas that can't be read.
     """
     kinds = {snake_name(kind): kind for kind in events}
     schemas = [_read(path, kinds) for path in sorted(folder.glob("*.avsc"))]
@@ -104,7 +104,7 @@ def load(folder: Path, *, events: Iterable[type[Event]] = EVENTS) -> tuple[Schem
 
 
 def snake_name(kind: type[Event]) -> str:
-    """Return the event's name as file names spell it."""
+    """Return the event's name in snake case, as file names have it."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
@@ -131,7 +131,7 @@ def _read(path: Path, kinds: Mapping[str, type[Event]]) -> Schema:
 
 
 def _refuse_lookalikes(schemas: Iterable[Schema]) -> None:
-    """Defaults and docs are not in the canonical form, so two versions that differ only there can't be told apart."""
+    """Raise where two schemas have one fingerprint: it covers neither defaults nor docs."""
     seen: dict[bytes, Schema] = {}
     for schema in schemas:
         other = seen.setdefault(schema.fingerprint, schema)

@@ -1,7 +1,7 @@
-"""The topics, as topics/*.yaml describes them, and what a broker has to change to match. Pure, but for the files.
+"""The topics, as topics/*.yaml describes them, and the changes that make a broker's topics match. Reads files only.
 
-The one rule: a topic with records in it is never deleted, repartitioned or kept for a shorter time. A difference that
-would need that is a `RefusedChange`, which a person has to decide.
+The one rule: no topic is ever deleted or repartitioned, and its records are not kept for a shorter time. A difference
+that would need this is a `RefusedChange`, about which a person has to decide.
 """
 
 import dataclasses
@@ -35,16 +35,16 @@ REPLAYED = ("turns", "votes", "verdicts", "hints", "feedback", "samples")  # a r
 
 _REPLAY = re.compile(r"^clawstream\.replay\.[^.]+\.")
 
-# The settings that readers rely on; a stage refuses to start on a broker that differs. The rest is tuning.
+# The settings that readers rely on: a stage refuses to start where the broker has others. The rest is tuning.
 _PROMISES = ("cleanup.policy", "retention.ms", "retention.bytes", "message.timestamp.type")
-# Kafka's own values, where a file leaves a promise out.
+# Kafka's own defaults, for a promise that a topic's file leaves out.
 _DEFAULTS = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
 _KEPT = ("retention.ms", "retention.bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """One topic; a dead-letter queue is a topic with its source's key."""
+    """One topic. A dead-letter queue is a topic too; it has the key of the topic whose records it takes."""
 
     name: str  # without the installation's prefix
     partitions: int
@@ -62,8 +62,8 @@ class ExistingTopic:
     """A topic as the broker has it."""
 
     partitions: int
-    config: Mapping[str, str]  # in force, the broker's defaults included
-    overrides: Mapping[str, str]  # set on the topic itself
+    config: Mapping[str, str]  # all settings in force, the broker's defaults included
+    overrides: Mapping[str, str]  # those that are set on the topic itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Altered:
-    """A setting of the topic is to change."""
+    """A setting of the topic differs and can be changed."""
 
     topic: Topic
     setting: str
@@ -145,7 +145,7 @@ def replay_topic(topic: str, replay: str) -> str:
 
 
 def replay_topics(replay: str, *, partitions: int, retention_ms: int) -> tuple[Topic, ...]:
-    """Return a replay's topics: like those whose place they take, but with this retention."""
+    """Return a replay's topics: like the live ones that they stand in for, but with these partitions and retention."""
     return tuple(
         dataclasses.replace(
             topic,
@@ -169,16 +169,16 @@ def event_topics() -> tuple[str, ...]:
 def dead_letter_topic(topic: str) -> str | None:
     """Return the queue for unusable records of `topic`; None: no reader of it sets records aside.
 
-    Records of a replay's topic go to the queue of the topic whose place it takes.
+    Records of a replay's topic go to the queue of the live topic that it stands in for.
     """
     name = _REPLAY.sub("clawstream.", topic) + DLQ_SUFFIX
     return name if any(other.name == name for other in all_topics()) else None
 
 
 def diff(wanted: Iterable[Topic], found: Mapping[str, ExistingTopic], *, partitions: int | None = None) -> list[Change]:
-    """Return the changes that make the broker's topics as `wanted`; `found` is by name.
+    """Return the changes that turn the broker's topics, `found` by name, into those that are `wanted`.
 
-    `partitions` replaces a file's count where that is more than one: installations for tests are small.
+    `partitions` replaces each file's count that is more than one: installations for tests are small.
     """
     changes: list[Change] = []
     for topic in wanted:
@@ -200,7 +200,7 @@ def diff(wanted: Iterable[Topic], found: Mapping[str, ExistingTopic], *, partiti
 
 
 def count_of(topic: Topic, partitions: int | None) -> int:
-    """Return how many partitions the topic has in an installation with `partitions`; None: as its file says."""
+    """Return how many partitions the topic is to have; `partitions` replaces a file's count that is more than one."""
     return topic.partitions if partitions is None or topic.partitions == 1 else partitions
 
 
@@ -255,7 +255,7 @@ def _setting_changes(topic: Topic, there: ExistingTopic) -> list[Change]:
 
 
 def _longer(found: str, wanted: str) -> bool:
-    """Return whether `found` keeps more than `wanted` would."""
+    """Return whether a retention of `found` keeps more than one of `wanted`."""
     return int(wanted) != FOR_EVER_MS and (int(found) == FOR_EVER_MS or int(found) > int(wanted))
 
 
@@ -288,7 +288,7 @@ def _dead_letter_queue(topic: Topic, document: Any) -> Topic:
         name=topic.name + DLQ_SUFFIX,
         partitions=document["partitions"],
         config={name: str(value) for name, value in document["config"].items()},
-        description=f"Records of {topic.name} that no stage can use, byte for byte, and why.",
+        description=f"Records of {topic.name} that a stage could not use, byte for byte, and why.",
         events=(),
         producers=topic.consumers,
         consumers=(),

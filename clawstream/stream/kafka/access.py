@@ -1,7 +1,7 @@
-"""Who may do what at the broker: a user for each stage, as topics/*.yaml says who writes and who reads.
+"""Who may do what at the broker: each stage has a user, and topics/*.yaml say which stages read and write a topic.
 
-A stage may read and write only its own topics; topics and groups of other stages are closed to it. Only grants about
-our users, topics and groups are changed; an operator's other grants stay.
+A stage may read and write these topics only, and join its own groups only. Only grants about our users, topics and
+groups are changed; an operator's other grants stay.
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -23,8 +23,8 @@ Kind = Literal["topic", "group"]
 Pattern = Literal["literal", "prefix"]
 Operation = Literal["Read", "Write", "Describe", "DescribeConfigs"]
 
-OPERATOR = "operator"  # this user may do everything: make topics, grant, replay, look
-BOOKMARKS = "train-"  # how the group name of each policy's trainer begins
+OPERATOR = "operator"  # this user may do everything: create topics, grant, replay, read
+BOOKMARKS = "train-"  # each policy's trainer has a group, whose name begins so and which keeps its bookmark
 _KINDS: Mapping[Kind, int] = {"topic": 2, "group": 3}
 _PATTERNS: Mapping[Pattern, int] = {"literal": 3, "prefix": 4}
 _OPERATIONS: Mapping[Operation, int] = {"Read": 3, "Write": 4, "Describe": 8, "DescribeConfigs": 10}
@@ -35,13 +35,13 @@ OURS, _REPLAYS = "clawstream.", "clawstream.replay."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """A stage's account at the broker, named as the stage's command."""
+    """A stage's account at the broker; it has the name of the command that runs the stage."""
 
     name: str
-    part: str  # as the topics' files name the stage
+    part: str  # the stage's name in the topics' files
     groups: tuple[str, ...] = ()  # the groups that it joins
-    sets_aside: bool = True  # puts records that it can't use into their topic's dead-letter queue
-    trains: bool = False  # reads what a replay wrote, and notes how far each policy's samples are used
+    sets_aside: bool = True  # whether it copies records that it can't use to their topic's dead-letter queue
+    trains: bool = False  # whether it reads what replays wrote, and keeps a bookmark for each policy
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,7 +56,7 @@ class Grant:
 
     def __str__(self) -> str:
         """One line for people."""
-        beginning = " that begin so" if self.pattern == "prefix" else ""
+        beginning = " and all that begin so" if self.pattern == "prefix" else ""
         return f"{self.user}: {self.operation} {self.kind} {self.name}{beginning}"
 
 
@@ -93,7 +93,7 @@ def _rights(user: User) -> Iterator[_Right]:
         if topic.events:
             yield from _rights_to(user, topic)
     for group in user.groups:
-        yield "group", group, "literal", "Read"  # which lets it look, too
+        yield "group", group, "literal", "Read"  # Kafka lets who may read describe, too
     if user.trains:
         yield "topic", _REPLAYS, "prefix", "Read"
         yield "group", BOOKMARKS, "prefix", "Read"
@@ -142,9 +142,9 @@ def _acls(user: str) -> list[dict[str, object]]:
 
 
 def environments(passwords: Mapping[str, str]) -> dict[str, str]:
-    """Return environment files by name: one for each user's stage, and `kafka.env` for the broker's image.
+    """Return environment files by name: one for each user, and `kafka.env` for the broker's image.
 
-    `passwords` has one of OPERATOR and of each of USERS, of letters and digits.
+    `passwords` has one for OPERATOR and one for each of USERS, made of letters and digits.
     """
     users = " ".join(f'user_{name}="{password}"' for name, password in passwords.items())
     login = (
@@ -166,7 +166,7 @@ _ANY, _ALLOW, _EVERYWHERE = 1, 3, "*"
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request in the one version that we speak; the client's own choice is wrong about the third version."""
+    """A request in the one version that we write. The client, if it chose, would get the third version wrong."""
 
     request: Any
 
@@ -178,7 +178,7 @@ class _Prepared:
 async def grant(
     bootstrap: str, prefix: str = "", *, security: KafkaSettings | None = None
 ) -> tuple[list[Grant], list[Grant]]:
-    """Let each stage's user do what `grants` says and nothing else with our things; return grants given and taken.
+    """Let users do with our topics and groups what `grants` says and nothing else; return the grants given and taken.
 
     Raises ConfigError where the broker lets everybody do everything.
     """
@@ -221,7 +221,7 @@ async def _ask(client: AIOKafkaClient, request: Any) -> Any:
 
 
 async def _found(client: AIOKafkaClient, prefix: str) -> set[Grant]:
-    """Return the entries of the broker's list about our users, topics and groups."""
+    """Return the grants that the broker's access list has about our users, topics and groups."""
     reply = await _ask(client, DescribeAclsRequest_v1(_ANY, None, _ANY, None, None, _ANY, _ANY))
     if reply.error_code == SecurityDisabled.errno:
         raise ConfigError(
@@ -247,7 +247,7 @@ def _by_code(codes: Mapping[_Word, int]) -> dict[int, _Word]:
 
 
 def _entry(one: Grant) -> tuple[int, str, int, str, str, int, int]:
-    """Return the grant in the form of creations and of deletion filters."""
+    """Return the grant in the form that requests to create and to delete it have."""
     operation = _OPERATIONS[one.operation]
     return _KINDS[one.kind], one.name, _PATTERNS[one.pattern], f"User:{one.user}", _EVERYWHERE, operation, _ALLOW
 

@@ -1,7 +1,7 @@
-"""The broker's topics as topics/*.yaml says, and where a group begins to read.
+"""Makes the broker's topics as topics/*.yaml describe them, and sets where a group begins to read.
 
-Nothing here deletes a topic, repartitions it or shortens its retention. A group's positions are set only while nobody
-reads in it.
+Nothing here deletes a topic, repartitions it or shortens its retention. A group's positions are set only while the
+group has no member.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from clawstream.stream.topics import (
     diff,
 )
 
-_SET_ON_TOPIC = 1  # the source of a setting, as DescribeConfigs reports it
+_SET_ON_TOPIC = 1  # what DescribeConfigs reports as the source of a setting that the topic itself has
 _EXISTS = 36
 _ASK_AGAIN_S = 0.5
 
@@ -71,7 +71,7 @@ async def apply(
 async def verify(
     bootstrap: str, prefix: str = "", *, security: KafkaSettings | None = None, partitions: int | None = None
 ) -> None:
-    """Raise TopicMismatch where a topic is missing or differs in a setting that its readers rely on."""
+    """Raise TopicMismatch where a topic is missing, or differs in partitions or a setting that readers rely on."""
     async with _admin(bootstrap, security) as admin:
         changes = await _changes(admin, prefix, partitions)
         _raise_for([change for change in changes if not isinstance(change, Altered) or change.is_promise], prefix)
@@ -80,7 +80,7 @@ async def verify(
 async def create(
     bootstrap: str, prefix: str, topics: Sequence[Topic], *, security: KafkaSettings | None = None
 ) -> None:
-    """Create the missing ones of `topics`; the others stay. Raises TopicMismatch where one can't be created."""
+    """Create those of `topics` that are missing. Raises TopicMismatch where one can't be created."""
     async with _admin(bootstrap, security) as admin:
 
         async def missing() -> list[Topic]:
@@ -138,7 +138,7 @@ async def _settings(admin: AIOKafkaAdminClient, names: Sequence[str]) -> dict[st
 
 
 def _is_own(entry: Sequence[Any]) -> bool:
-    # Version 0 says whether the value is a default, version 1 where it comes from.
+    # Version 0 of the reply says whether the value is a default, version 1 says where it comes from.
     return not entry[3] if isinstance(entry[3], bool) else entry[3] == _SET_ON_TOPIC
 
 
@@ -162,7 +162,7 @@ async def _alter(admin: AIOKafkaAdminClient, prefix: str, changes: Sequence[Alte
     if not by_topic:
         return
     found = await _found(admin, prefix, list(by_topic))
-    # The request sets a topic's whole list, so settings by others are sent along.
+    # The request replaces all of a topic's settings, so those that somebody else set are sent along.
     resources = [
         ConfigResource(ConfigResourceType.TOPIC, prefix + name, configs=dict(found[name].overrides) | settings)
         for name, settings in by_topic.items()
@@ -199,9 +199,9 @@ def _problem(change: Change) -> str:
 async def set_group(
     broker: Broker, group: str, commits: Mapping[PartitionId, Commit], *, within_s: float = 15.0
 ) -> None:
-    """Let `group` begin at `commits`; waits until the broker forgets a killed member.
+    """Let `group` begin at `commits`. A killed member is waited for, until the broker drops it from the group.
 
-    Raises PartUnavailable where somebody still reads in the group after `within_s`.
+    Raises PartUnavailable where the group still has a member after `within_s`.
     """
     name = broker.prefix + group
     deadline = time.monotonic() + within_s
@@ -222,7 +222,7 @@ async def _taken(admin: AIOKafkaAdminClient, name: str) -> str | None:
     try:
         [response] = await admin.describe_consumer_groups([name])
     except KafkaError as error:
-        # A new broker has no coordinator at first.
+        # A new broker has no group coordinator at first.
         return describe(error)
     [(code, _name, _state, _type, _protocol, members, *_)] = response.groups
     if code and for_code(code) is not GroupIdNotFound:

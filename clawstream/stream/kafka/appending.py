@@ -1,6 +1,6 @@
 """Writes events to Kafka, in the order in which they were given, acknowledged by all replicas.
 
-The one rule: the order of one key's events is the order of the calls, also while the broker is away. So records enter
+The one rule: events of one key are written in the order of the calls, also while the broker is away. So records enter
 the producer one call at a time, and a producer whose state is uncertain is replaced by a new one.
 """
 
@@ -41,7 +41,7 @@ class EncodedRecord(NamedTuple):
 
 
 class Appender:
-    """A producer that is replaced when it fails, and a look at the broker every second."""
+    """A producer, which is replaced when it fails, and a task that asks every second whether the broker answers."""
 
     def __init__(self, broker: Broker, codec: Codec) -> None:
         self._broker = broker
@@ -78,7 +78,7 @@ class Appender:
         return partitions
 
     def sealed(self, outgoing: Outgoing) -> Sealed:
-        """Return the record; raises UnusableEvent for an event that can't be one."""
+        """Return the event as a record; raises UnusableEvent where it can't be encoded or is too large."""
         event = outgoing.event
         now_ms = int(time.time() * 1000)
         headers = headers_of(event, source=self._source, now_ms=now_ms, traceparent=outgoing.traceparent)
@@ -87,7 +87,7 @@ class Appender:
         return made
 
     def opened(self, sealed: Sealed) -> EncodedRecord:
-        """Return the record as it is written here."""
+        """Return the record in the form that `append` takes."""
         about = dict(sealed.headers)
         what = f"{about['ce_type'].decode().rpartition('.')[2]} {about['ce_id'].decode()}"
         return EncodedRecord(sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
@@ -100,7 +100,7 @@ class Appender:
             sent = [await self._enter(record) for record in records]
         if not sent:
             return
-        # Waiting this way, a caller that is cancelled takes nothing back.
+        # `wait`, unlike `gather`, cancels no send when the caller is cancelled.
         await asyncio.wait([acknowledged for acknowledged, _, _ in sent])
         for acknowledged, record, producer in sent:
             error = acknowledged.exception()
@@ -109,9 +109,9 @@ class Appender:
         self._healthy = True
 
     async def append_batches(self, batches: Mapping[PartitionId, Sequence[EncodedRecord]]) -> None:
-        """Return when all records are acknowledged, each partition's in their order; fast, for many at once.
+        """Return when all records are acknowledged, each partition's in order. For many records it is fast.
 
-        Raises as `append` does. Where it raises, some may be written.
+        Raises what `append` raises. Where it raises, some may be written.
         """
         for record in (record for records in batches.values() for record in records):
             _refuse_oversize(record)
@@ -133,7 +133,7 @@ class Appender:
                     break
                 waiting.pop()
             batch.close()
-            # One at a time: the producer gives up on who waits for a partition's turn by the waits of all before it.
+            # One batch at a time: while others of the partition wait, the producer's time limit runs for this one too.
             async with self._turns[place]:
                 acknowledged = await producer.send_batch(
                     batch, self._broker.prefix + place.topic, partition=place.partition
@@ -154,7 +154,7 @@ class Appender:
         return acknowledged, record, producer
 
     async def _failed(self, error: BaseException, record: EncodedRecord, producer: AIOKafkaProducer) -> Exception:
-        """Return what the failure means; a producer that may have lost its place is replaced before the next record."""
+        """Return the error to raise; a producer that may have lost its place is replaced before the next record."""
         if not isinstance(error, KafkaError):
             raise error
         if _uncertain(error):
@@ -170,7 +170,7 @@ class Appender:
         return TryLater(f"Kafka did not acknowledge {record.what} on {topic}: {describe(error)}")
 
     async def _ready(self) -> AIOKafkaProducer:
-        """Return the producer; a new one is connected where the last one was dropped."""
+        """Return the producer; connect a new one where there is none."""
         if self._producer is None:
             producer = self._broker.producer()
             try:
@@ -184,7 +184,7 @@ class Appender:
         return self._producer
 
     async def _drop(self) -> None:
-        """Close the producer; what it holds is flushed where the broker still answers."""
+        """Close the producer; what it still holds is sent if the broker answers."""
         producer, self._producer = self._producer, None
         if producer is not None:
             await to_its_end(_closed(producer))
@@ -214,7 +214,7 @@ async def _closed(producer: AIOKafkaProducer) -> None:
             await producer.stop()
     except TimeoutError:
         log.warning("producer=dropped reason=no_answer_within_%gs", FLUSH_WITHIN_S)
-        # Its own `stop` waits for the broker for ever; these two end its tasks and connections.
+        # The producer's own `stop` would wait for the broker for ever; these two end its tasks and connections.
         await producer._sender.close()  # noqa: SLF001
         await producer.client.close()
     except KafkaError as error:
@@ -225,7 +225,7 @@ def _refuse_oversize(record: EncodedRecord) -> None:
     num_bytes = len(record.key or b"") + len(record.value or b"")
     if num_bytes > MAX_RECORD_BYTES - 2**16:
         raise UnusableEvent(
-            f"{record.what} has {num_bytes} bytes, and a record at most {MAX_RECORD_BYTES - 2**16}; it is not written"
+            f"{record.what} is not written: it has {num_bytes} bytes, and {MAX_RECORD_BYTES - 2**16} is the limit"
         )
 
 

@@ -1,4 +1,4 @@
-"""How Kafka's clients are made: our credentials, how much is fetched or sent at once, what the broker's errors mean.
+"""How Kafka's clients are made: credentials, how much is fetched or sent at once, what their errors mean here.
 
 A `Broker` puts the installation's prefix before the names of topics and groups, and takes it off again.
 """
@@ -19,8 +19,8 @@ from clawstream.config import KafkaSettings
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.stream.log import Commit, PartitionId
 
-MAX_RECORD_BYTES = 9 * 2**20  # 8 MiB, and room for what surrounds a value; topics/*.yaml say the same
-BATCH_BYTES = 2**18  # of one partition, in one request; compressing more at once would delay a gateway's streams
+MAX_RECORD_BYTES = 9 * 2**20  # 8 MiB for the value, and room for key and headers; topics/*.yaml say the same
+BATCH_BYTES = 2**18  # of one partition, in one request; compressing more at once would delay the gateway's answers
 LINGER_MS = 2
 CONNECT_WITHIN_S = 15.0
 ASK_TIMES = 20
@@ -31,7 +31,7 @@ LOOK_AGAIN_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broker:
-    """The broker's address, how to log in, and the installation's prefix; makes clients that are not connected yet."""
+    """The broker's address, how to log in, and the installation's prefix. It makes clients, not yet connected."""
 
     bootstrap: str
     client_id: str
@@ -40,7 +40,7 @@ class Broker:
     batch_bytes: int = BATCH_BYTES
 
     def producer(self) -> AIOKafkaProducer:
-        """A producer that loses nothing and repeats nothing while it lives."""
+        """A producer that neither loses nor repeats a record while it lives."""
         return AIOKafkaProducer(
             **self._common(), acks="all", enable_idempotence=True, compression_type="zstd", linger_ms=LINGER_MS,
             max_request_size=MAX_RECORD_BYTES, max_batch_size=self.batch_bytes,
@@ -53,7 +53,7 @@ class Broker:
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
-        """Yield a connected administrator; raises PartUnavailable where no broker answers."""
+        """Yield a connected admin client; raises PartUnavailable where no broker answers."""
         admin = AIOKafkaAdminClient(**self._common())
         try:
             with self.connecting():
@@ -63,7 +63,7 @@ class Broker:
             await admin.close()
 
     def asker(self) -> AIOKafkaClient:
-        """A client for requests that the other clients have no method for."""
+        """A client for requests for which the other clients have no method."""
         return AIOKafkaClient(**self._common())
 
     def at(self, place: tuple[str, int]) -> TopicPartition:
@@ -77,13 +77,13 @@ class Broker:
     async def committed(
         self, admin: AIOKafkaAdminClient, group: str, at: list[TopicPartition] | None = None
     ) -> dict[PartitionId, Commit]:
-        """Return how far the group has come, where it has read anything."""
+        """Return the group's commits; a partition of which it has read nothing is missing."""
         name = self.prefix + group
         for attempt in range(ASK_TIMES):
             try:
                 found = await admin.list_consumer_group_offsets(name, partitions=at)
             except KafkaError as error:
-                # A broker that never had a group first makes the topic that keeps groups.
+                # A broker that has had no group yet first creates its topic for the groups' offsets.
                 if attempt == ASK_TIMES - 1 or not error.retriable:
                     raise TryLater(f"Kafka does not say how far {name} has come: {describe(error)}") from error
                 await asyncio.sleep(ASK_AGAIN_S)
@@ -95,7 +95,7 @@ class Broker:
 
     @contextmanager
     def connecting(self) -> Iterator[None]:
-        """Where the block can't reach the broker, raise an error that names it."""
+        """Raise PartUnavailable, which names the broker, where the block can't reach it."""
         try:
             yield
         except (KafkaError, OSError, TimeoutError) as error:
@@ -126,8 +126,8 @@ class Broker:
 class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
     """A consumer that can be stopped at any time.
 
-    aiokafka's own `stop` awaits tasks that it has cancelled. A task that waits to fetch again from a broker that is
-    away ends as cancelled, and so would our caller, with connections left open (aiokafka issue 647).
+    aiokafka's own `stop` awaits tasks that it has cancelled. While the broker is away such a task ends as cancelled,
+    which would cancel our caller too and leave connections open (aiokafka issue 647).
     """
 
     async def stop(self) -> None:
@@ -143,11 +143,11 @@ class _Consumer(AIOKafkaConsumer):  # type: ignore[misc]
                 await to_its_end(part.close())
 
 
-_ENDING: set[asyncio.Task[None]] = set()  # the loop itself holds no task
+_ENDING: set[asyncio.Task[None]] = set()  # the event loop alone would not keep the tasks alive
 
 
 async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Do all of `work`, also where the caller is cancelled; raise what it raised, but not its cancellation."""
+    """Do all of `work`, even if the caller is cancelled meanwhile; raise its error, except for its own cancellation."""
     task = asyncio.create_task(work)
     _ENDING.add(task)
     task.add_done_callback(_ENDING.discard)
@@ -157,7 +157,7 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def until_shown(is_shown: Callable[[], Awaitable[bool]], late: str) -> None:
-    """Return once the broker shows what its controller has agreed to; raises TryLater with the words `late`."""
+    """Return once `is_shown`: a broker may show a change later than its controller agreed. Raises TryLater(`late`)."""
     for _ in range(LOOK_TIMES):
         if await is_shown():
             return
@@ -167,7 +167,7 @@ async def until_shown(is_shown: Callable[[], Awaitable[bool]], late: str) -> Non
 
 @asynccontextmanager
 async def started(consumer: AIOKafkaConsumer, doing: str) -> AsyncIterator[AIOKafkaConsumer]:
-    """Yield the consumer, connected for the length of the block."""
+    """Yield the consumer, connected until the block ends; `doing` says in errors what it is for."""
     try:
         with kafka_errors(doing):
             await consumer.start()
@@ -186,6 +186,6 @@ def kafka_errors(doing: str) -> Iterator[None]:
 
 
 def describe(error: BaseException) -> str:
-    """Return the error with its type, since many have no words of their own."""
+    """Return the error's text with its type, since many of Kafka's errors have no text."""
     name, words = type(error).__name__, str(error)
     return words if name in words else f"{name}: {words}" if words else name

@@ -1,4 +1,4 @@
-"""The log that the settings name, with topics as they should be: how every process opens it."""
+"""How every process opens the log that the settings name, after a check of its topics."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ async def connected(
 ) -> AsyncIterator[KafkaLog]:
     """Yield the log; raises PartUnavailable without a broker, TopicMismatch for topics that differ from their files.
 
-    `partitions` replaces the files' count in small installations; it is the number that `admin.apply` was given.
+    `partitions` replaces the files' count in small installations; it has to be the number that `admin.apply` had.
     """
     await admin.verify(settings.address, settings.prefix, security=settings, partitions=partitions)
     async with KafkaLog.connect(
@@ -35,7 +35,7 @@ async def connected(
 async def connected_once_there(
     settings: KafkaSettings, *, client_id: str, stop: asyncio.Event
 ) -> AsyncIterator[KafkaLog | None]:
-    """Do as `connected` does, but wait for a broker that is away and log that; None: `stop` was set first."""
+    """Do as `connected` does, but wait while the broker is away, and log that. Yields None if `stop` is set first."""
     async with AsyncExitStack() as stack:
         log: KafkaLog | None = None
         while log is None and not stop.is_set():

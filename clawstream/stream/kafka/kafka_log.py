@@ -1,7 +1,7 @@
 """The log on Kafka.
 
-The one rule: an acknowledged event stays, in the order in which it was written, by key. Callers name topics and groups
-without the installation's prefix.
+The one rule: an acknowledged event is not lost, and events of one key stay in the order in which they were written.
+Callers name topics and groups without the installation's prefix.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _POLL_RECORDS = 500
 
 
 class KafkaLog:
-    """The log of one installation, connected from `connect` to the end of its block."""
+    """The log of one installation; `connect` yields it, connected until the block ends."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class KafkaLog:
         patience: GroupPatience,
         cluster_id: str | None,
     ) -> None:
-        self.cluster_id = cluster_id  # the broker's own id of its data; None: it has none
+        self.cluster_id = cluster_id  # the id that the broker gave its data; None: it has none
         self._broker = broker
         self._patience = patience
         self._codec = codec
@@ -86,7 +86,7 @@ class KafkaLog:
     ) -> "AsyncIterator[KafkaLog]":
         """Yield the log; raises PartUnavailable where no broker answers.
 
-        `batch_bytes` bounds what of a partition goes into one request; one request is under way at a time.
+        `batch_bytes` limits how much of a partition goes into one request. One request at a time is under way.
         """
         broker = Broker(
             bootstrap=bootstrap, client_id=client_id, security=security, prefix=prefix, batch_bytes=batch_bytes
@@ -116,11 +116,11 @@ class KafkaLog:
     async def append(
         self, events: Sequence[Event], traceparent: str | None = None, *, timeout_s: float | None = None
     ) -> None:
-        """Return when all events are acknowledged; calls keep their order, per key.
+        """Write the events and return when all are acknowledged; events of one key keep the order of the calls.
 
-        Raises UnusableEvent, before anything is written, for an event that can't be written; TryLater where a part may
-        be written. Without `timeout_s` it waits for a broker that is away; after `timeout_s`, events without an
-        acknowledgement may still reach the log.
+        Raises UnusableEvent, before anything is written, for an event that can't be written; TryLater where some may be
+        written. Without `timeout_s` it waits while the broker is away. After `timeout_s`, events that are not
+        acknowledged may still reach the log.
         """
         await self.append_sealed([self.seal(event, traceparent) for event in events], timeout_s=timeout_s)
 
@@ -133,7 +133,7 @@ class KafkaLog:
         return self._appender.sealed(Outgoing(event, traceparent))
 
     def unseal(self, sealed: Sealed) -> Event:
-        """Return the record's event; raises UndecodableRecord."""
+        """Return the record's event; raises UndecodableRecord where it has none."""
         return self._codec.decode(sealed.value)
 
     async def append_sealed(self, records: Sequence[Sealed], *, timeout_s: float | None = None) -> None:
@@ -148,7 +148,7 @@ class KafkaLog:
             ) from error
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Return when all are acknowledged, each partition's in this order; raises TryLater if some may be missing."""
+        """Write the records, each partition's in order; return when all are acknowledged, TryLater: some may not be."""
         batches: dict[PartitionId, list[EncodedRecord]] = {}
         for place, key, value, headers in records:
             record = EncodedRecord(place.topic, key, value, list(headers), f"a record of {place.topic}")
@@ -156,7 +156,7 @@ class KafkaLog:
         await self._appender.append_batches(batches)
 
     async def publish_schemas(self) -> None:
-        """Write every schema to the compacted topic, so that the data can be read elsewhere."""
+        """Write every schema to the topic for schemas, so that other programs can read the data."""
         await self._appender.append(
             [
                 EncodedRecord(
@@ -178,7 +178,7 @@ class KafkaLog:
         attempt: int = 1,
         rebuild_offsets: Mapping[str, int] | None = None,
     ) -> None:
-        """Copy the record to its topic's dead-letter queue, byte for byte and acknowledged."""
+        """Copy the record to its topic's dead-letter queue, byte for byte, and await the acknowledgement."""
         queue = needed_queue(dead_letter_id)
         raw = await self._fetch(dead_letter_id.place, dead_letter_id.offset)
         why = dead_letter_headers(
@@ -189,7 +189,7 @@ class KafkaLog:
         await self._appender.append([EncodedRecord(queue, raw.key, raw.value, headers, what)])
 
     async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
-        """Write marks into the dead letters' queues, acknowledged."""
+        """Write marks into the dead letters' queues and await the acknowledgements."""
         await self._appender.append(
             [
                 EncodedRecord(needed_queue(mark.id), mark.key, None, mark_headers(mark), f"the mark of {mark.id}")
@@ -200,7 +200,7 @@ class KafkaLog:
     async def follow_raw(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes on the topics from `start` on, then what arrives, in order per partition; see `follow`."""
+        """Yield records as bytes from `start` on, then those that arrive, in order per partition; see `follow`."""
         async with self._reader() as consumer:
             places = await self._places(topics)
             starts = await self._starts(consumer, places, start)
@@ -211,10 +211,10 @@ class KafkaLog:
     async def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
     ) -> AsyncIterator[Sequence[Arrived]]:
-        """Yield the records on the topics, then what arrives, in order per partition, without a group.
+        """Yield the records on the topics, then those that arrive, in order per partition, without a group.
 
-        `start` is a mapping from (topic, partition) to offset, where a missing partition begins at its earliest; or one
-        of the two words of `Start`; or a time in ms since the epoch. With `until_end` it ends where the topics end now.
+        `start` maps (topic, partition) to offset, and a partition that it lacks begins at its oldest record; or it is
+        "earliest", "latest" or a time in ms since the epoch. With `until_end` reading ends where the topics end now.
         """
         async with aclosing(self.follow_raw(topics, start, until_end=until_end)) as reading:
             async for raws in reading:
@@ -231,7 +231,7 @@ class KafkaLog:
     async def replay_raw(
         self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None
     ) -> AsyncGenerator[Sequence[Raw], None]:
-        """Yield the bytes of what `replay` yields."""
+        """Yield as bytes the records that `replay` yields."""
         async with self._reader() as consumer:
             begins = await self._offsets(consumer.beginning_offsets, list(ranges))
             starts = {place: max(first, begins[place]) for place, (first, _) in ranges.items()}
@@ -245,7 +245,7 @@ class KafkaLog:
     async def join(
         self, group: str, topics: Sequence[str], listener: Listener, *, instance_id: str | None = None
     ) -> AsyncIterator[KafkaMember]:
-        """Be a member of `group` for the length of the block."""
+        """Be a member of `group` until the block ends."""
         consumer = self._broker.consumer(
             group_id=self._broker.prefix + group, group_instance_id=instance_id, **self._patience.arguments()
         )
@@ -265,10 +265,10 @@ class KafkaLog:
         revoked: Callable[[frozenset[PartitionId]], Awaitable[None]] | None = None,
         instance_id: str | None = None,
     ) -> AsyncIterator[RecordBatch]:
-        """Yield the records of this member's share of the topics; the caller keeps the offsets where it starts.
+        """Yield the records of this member's partitions. `start` says where each begins: the caller keeps offsets.
 
-        A batch counts as taken when the next one is asked for; its end is then noted in the group, for people who look
-        at the lag. `revoked` is awaited before partitions go to another member.
+        A batch counts as taken when the next one is asked for. The group's commits are only for people who look at the
+        lag. `revoked` is awaited before partitions go to another member.
         """
         async for batch in subscription(self, topics, group, start=start, revoked=revoked, instance_id=instance_id):
             yield batch
@@ -282,12 +282,12 @@ class KafkaLog:
         return await self.offsets_at(topics, "earliest")
 
     async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
-        """Return each partition's first offset at `start`, given as for `follow`; its end where there is none."""
+        """Return each partition's first offset from `start` (see `follow`) on; its end where no record is later."""
         async with self._reader() as consumer:
             return await self._starts(consumer, await self._places(topics), start)
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
-        """Return how far the group has come where it has read anything; `topics` None: on all of its topics."""
+        """Return the group's commits (`topics` None: on all topics), without partitions that it has never read."""
         commits = await self._broker.committed(self._admin, group)
         return {place: commit for place, commit in commits.items() if topics is None or place.topic in topics}
 
@@ -296,7 +296,7 @@ class KafkaLog:
         await set_group(self._broker, group, commits)
 
     async def lag(self, group: str) -> int | None:
-        """Return how many records the group has not done yet; None: it has never read."""
+        """Return how many records the group has not committed yet; None: it has never committed any."""
         committed = await self.committed(group)
         if not committed:
             return None
@@ -325,7 +325,7 @@ class KafkaLog:
             self._consumers.discard(consumer)
 
     async def _close_readers(self) -> None:
-        """End readers that were left in the middle when the log ends, not when they are collected as garbage."""
+        """Stop consumers of readers that were left before their end, without waiting for the garbage collector."""
         for consumer in list(self._consumers):
             await consumer.stop()
 

@@ -1,8 +1,8 @@
-"""One reader of a consumer group on Kafka.
+"""One member of a consumer group on Kafka.
 
-A partition is read from the moment the listener says where to begin until it is revoked; records that the client
-fetched before or after are dropped. What was given in one generation of the group is committed in that generation or
-not at all.
+A partition is read from when the listener has said where to begin until the partition is revoked. Records that the
+client fetches before or after that are dropped. Offsets are committed in the generation of the group in which the
+partitions were given to this member, or not at all.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,12 +31,12 @@ _NOT_OURS = (CommitFailedError, IllegalStateError, RebalanceInProgressError, Unk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPatience:
-    """How patient the group is with a member."""
+    """How long the group waits for a member before it takes it for dead."""
 
-    session_timeout_s: float = 10.0  # a killed member's partitions go to others after this
+    session_timeout_s: float = 10.0  # after this time a killed member's partitions go to others
     heartbeat_s: float = 1.0
     max_poll_interval_s: float = 300.0
-    rebalance_timeout_s: float = 60.0  # how long a member may take to give its partitions up
+    rebalance_timeout_s: float = 60.0  # how long a member may take to give up its partitions
 
     def arguments(self) -> dict[str, Any]:
         """Return the consumer's arguments."""
@@ -45,13 +45,13 @@ class GroupPatience:
             "heartbeat_interval_ms": int(self.heartbeat_s * 1000),
             "max_poll_interval_ms": int(self.max_poll_interval_s * 1000),
             "rebalance_timeout_ms": int(self.rebalance_timeout_s * 1000),
-            # The default gives a member different partition numbers of topics with one key.
+            # With the default assignor a member could get different partition numbers of topics that share a key.
             "partition_assignment_strategy": (RangePartitionAssignor,),
         }
 
 
 class KafkaMember(ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types
-    """A consumer of a group; `KafkaLog.join` makes it and ends it."""
+    """A member of a group; `KafkaLog.join` makes it and ends it."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class KafkaMember(ConsumerRebalanceListener):  # type: ignore[misc]  # the clien
         self._reading: frozenset[TopicPartition] = frozenset()
         self._paused: set[TopicPartition] = set()
         self._failure: BaseException | None = None
-        self._given_in: int | None = None  # the group's generation
+        self._given_in: int | None = None  # the generation of the group in which the partitions were given
 
     async def poll(self, *, max_records: int, timeout_s: float) -> Mapping[PartitionId, Sequence[Arrived]]:
-        """Return what arrived, waiting for the first record at most `timeout_s`; never cancelled.
+        """Return what arrived, waiting for the first record at most `timeout_s`; must not be cancelled.
 
         Raises the listener's error, and TryLater where the broker refuses this member.
         """
@@ -82,10 +82,10 @@ class KafkaMember(ConsumerRebalanceListener):  # type: ignore[misc]  # the clien
         try:
             found = await self._consumer.getmany(timeout_ms=int(timeout_s * 1000), max_records=max_records)
         except KafkaError as error:
-            # The client counts a fetch that raised as still going on, and would keep this member in the group for ever.
+            # The client counts a fetch that raised as still running, and so would stay a member of the group for ever.
             self._consumer._subscription._fetch_count = 0  # noqa: SLF001  # no public one
             if isinstance(error, NoOffsetForPartitionError):
-                return {}  # the client sought a position before `assigned` had set ours; it raises that once
+                return {}  # raised once, where the client looked for a position before `assigned` had set one
             raise TryLater(f"Kafka does not let {self._broker.prefix}{self._group} read: {describe(error)}") from error
         self._raise_failure()
         return {
@@ -95,9 +95,9 @@ class KafkaMember(ConsumerRebalanceListener):  # type: ignore[misc]  # the clien
         }
 
     async def commit(self, commits: Mapping[PartitionId, Commit]) -> bool:
-        """Commit the offsets; False where some of the partitions are not ours any more."""
+        """Commit the offsets; return False, committing none, where a partition is not this member's any more."""
         if self._generation() != self._given_in:
-            # The client would commit from outside the group, which the broker accepts while the group has no member.
+            # The client would commit as no member, which the broker accepts while the group is empty.
             return False
         offsets = {self._broker.at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
         try:

@@ -1,8 +1,8 @@
-"""Whether a peer is to be called at all, and how many of the latest records could not be used. Pure.
+"""A breaker, which says whether a peer is called at all, and the share of recent records that could not be used. Pure.
 
 A peer that fails call after call is left alone for a while, and that time counts against no call's deadline. One call
-that keeps failing does not open the breaker: `FAILING_CALLS` different ones have to fail in a row. A few bad records
-are set aside; a flood of them stops the stage, since then the stage or its source is wrong.
+that keeps failing does not open the breaker: `FAILING_CALLS` different calls have to fail without a success between.
+A few bad records are set aside; too many stop the stage, since then the stage or its source is wrong.
 """
 
 from collections import deque
@@ -22,10 +22,10 @@ _SLOT_S = 1.0
 
 @dataclass(slots=True)
 class Breaker:
-    """One worker's view of the peer that its calls go to; seconds of one steady clock come in as arguments."""
+    """One worker's view of the peer that its calls go to; all arguments in seconds are of one steady clock."""
 
     first_wait_s: float = FIRST_WAIT_S
-    opened_at_s: float | None = None  # None: it is closed
+    opened_at_s: float | None = None  # None: the breaker is closed, so calls may go
     _failing: set[int] = field(default_factory=set)  # numbers of the calls that failed since the last success
     _wait_s: float = 0.0
     _probe_at_s: float = 0.0
@@ -34,7 +34,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls wait."""
+        """Whether all calls but a probe wait."""
         return self.opened_at_s is not None
 
     def open_for_s(self, now_s: float) -> float:
@@ -50,7 +50,7 @@ class Breaker:
     def start(self, call: int) -> None:
         """Note that the call is made; while the breaker is open it is the probe."""
         if self.is_open:
-            assert self._probing is None, "one call at a time finds out"
+            assert self._probing is None, "one probe at a time"
             self._probing = call
 
     def succeed(self, now_s: float) -> bool:
@@ -91,14 +91,14 @@ def flooded(stage: str, bad: int, read: int) -> TooManyFailures:
     """Return the error that stops the stage."""
     return TooManyFailures(
         f"{stage} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more than "
-        f"{LARGEST_SHARE:.0%}: it stops, as then it is not the records that are at fault. Nothing is lost: they are in "
+        f"{LARGEST_SHARE:.0%}: it stops, as so many records are hardly at fault themselves. None is lost: they are in "
         f"the dead-letter queues. Look at `clawstream dlq list --stage {stage}`, mend what it says, start the stage, "
         "and have them used with `clawstream dlq replay`"
     )
 
 
 class FailureRate:
-    """Records read and records set aside in the last five minutes; parked ones are not counted."""
+    """Counts the records read and the records set aside in the last five minutes; parked records do not count."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
@@ -113,7 +113,7 @@ class FailureRate:
         self._add(0, 1)
 
     def too_many(self) -> tuple[int, int] | None:
-        """Return (bad, read) of the window where there are too many bad ones; None: there are not."""
+        """Return (bad, read) of the window where too many records are bad; None: not too many."""
         while self._slots and self._slots[0][0] <= self._now_s() - WINDOW_S:
             self._slots.popleft()
         num_read = sum(slot[1] for slot in self._slots)

@@ -1,7 +1,7 @@
-"""Slow calls, made until they succeed or their deadlines are over.
+"""Slow calls, made again until they succeed or their deadlines are over.
 
 The one rule: a failed call is not an answer. Only the stage's own `give_up` makes events of it. While all calls fail
-the peer is away: calls wait for it and none is given up, unless the stage does not wait for its peer.
+the peer counts as away: calls wait for it and none is given up, except where the stage does not wait for its peer.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def wait_before(attempt: int, retry_s: float, longest_s: float = LONGEST_WAIT_S) -> float:
-    """Return how long to wait after failed attempt 0, 1, ..: anything up to a bound that doubles (full jitter)."""
+    """Return how long to wait after failed attempt 0, 1, ..: a random time up to a bound that doubles (full jitter)."""
     return random.uniform(0, min(longest_s, retry_s * 2 ** min(attempt, 20)))
 
 
@@ -38,7 +38,7 @@ async def until_done(
     longest_s: float = LONGEST_WAIT_S,
     stop: asyncio.Event | None = None,
 ) -> T:
-    """Return what `work` returns, tried again while it raises TryLater; that is raised only once `stop` is set."""
+    """Return what `work` returns; try again while it raises TryLater, but let that through once `stop` is set."""
     stop = stop or asyncio.Event()
     attempt = 0
     while True:
@@ -61,7 +61,7 @@ async def wait_at_most(event: asyncio.Event, seconds: float | None) -> None:
 
 
 class StageCaller(Generic[S, C]):
-    """Makes a stage's calls, `calls_at_once` at a time, behind one breaker; `on_retry` hears of each failed attempt."""
+    """Makes a stage's calls, `calls_at_once` at a time, behind one breaker; `on_retry` is told why one is retried."""
 
     def __init__(self, stage: Stage[S, C], *, retry_s: float, on_retry: Callable[[str], None]) -> None:
         self._stage = stage
@@ -80,11 +80,11 @@ class StageCaller(Generic[S, C]):
         return self._stage.waits_for_peer and self._breaker.is_open
 
     async def until_done(self, call: C) -> Sequence[Event]:
-        """Return the events that came of `call`; an attempt takes a slot, waiting between attempts takes none.
+        """Return the events that came of `call`. An attempt takes a slot; the wait between two attempts takes none.
 
-        The deadline runs from the first attempt, so a call that waits for its turn is not given up unasked. It stands
-        still while the peer is away. Where the stage does not wait for its peer (`waits_for_peer`) the deadline runs
-        on, and a call that was never made is given up once the peer was away for `deadline_s`.
+        The deadline runs from the first attempt, so a call that waits for its turn is not given up before it was made.
+        It stands still while the peer is away. Where the stage does not wait for its peer (`waits_for_peer`), the
+        deadline runs on, and a call that was never made is given up once the peer was away for `deadline_s`.
         """
         number, attempt, asked_at_s = next(self._numbers), 0, self._now_s()
         deadline_s: float | None = None
@@ -102,7 +102,7 @@ class StageCaller(Generic[S, C]):
         while True:
             async with self._turn(number, patience_s) as may_go:
                 if not may_go:
-                    assert give_up is not None, "who never gives up is patient"
+                    assert give_up is not None, "without `give_up` a call waits for its turn without a limit"
                     return give_up(call, self._why_away if why is None else why)
                 if deadline_s is None:
                     deadline_s = self._clock_s() + min(self._stage.deadline_s, patience_s())
@@ -127,7 +127,7 @@ class StageCaller(Generic[S, C]):
             attempt += 1
 
     async def _attempt(self, number: int, call: C, within_s: float) -> Sequence[Event]:
-        """Make the call once and tell the breaker the outcome. Raises TryLater also where it returns too late."""
+        """Make the call once and tell the breaker the outcome. Raises TryLater also where no answer came in time."""
         assert self._stage.perform is not None, f"{self._stage.name} makes calls and has no perform"
         try:
             async with asyncio.timeout(within_s):
@@ -150,7 +150,7 @@ class StageCaller(Generic[S, C]):
 
     @contextlib.asynccontextmanager
     async def _turn(self, number: int, patience_s: Callable[[], float]) -> AsyncIterator[bool]:
-        """Yield True once the call may be made, holding a slot for it; False: its time ended first."""
+        """Yield True once the call has a slot and may be made, or False where its time is over before."""
         while (within_s := patience_s()) > 0:
             async with contextlib.AsyncExitStack() as slot:
                 try:
@@ -164,7 +164,7 @@ class StageCaller(Generic[S, C]):
         yield False
 
     async def _passage(self, number: int) -> None:
-        """Return once the call may be made; while the breaker is open, it is made as the probe."""
+        """Return once the call may be made; if the breaker is open then, this call is the probe."""
         while (wait_s := self._breaker.wait_s(self._now_s())) != 0:
             await wait_at_most(self._change, wait_s)
         self._breaker.start(number)
@@ -174,18 +174,18 @@ class StageCaller(Generic[S, C]):
         self._why_away = str(error)
         if opened:
             log.error(
-                "stage=%s breaker=open reason=%s. No call is made until one that is tried now and then comes through; "
+                "stage=%s breaker=open reason=%s. From now on one call at a time is tried, until one succeeds; "
                 "%s. Look at the peer: its address, its key, its limits",
                 self._stage.name,
                 error,
                 "nothing is recorded as failed meanwhile"
                 if self._stage.waits_for_peer
-                else f"each is recorded as failed after {self._stage.deadline_s:g} s",
+                else f"each call is recorded as failed after {self._stage.deadline_s:g} s",
             )
         self._changed()
 
     def _clock_s(self) -> float:
-        """Return the seconds of the deadlines' clock: it stands still while the stage waits for its peer."""
+        """Return the time of the clock for deadlines, which stands still while the stage waits for its peer."""
         return self._now_s() - (self._breaker.open_for_s(self._now_s()) if self._stage.waits_for_peer else 0.0)
 
     def _changed(self) -> None:

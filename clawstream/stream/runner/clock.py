@@ -1,20 +1,20 @@
-"""The log's clock for one partition of several topics, as far as the broker's clock can be believed. Pure.
+"""The log's clock for one partition number of several topics, as far as the broker's clock can be trusted. Pure.
 
-The clock never passes the append time of a record that is still to be read: it stands where the slowest topic stands,
-and runs on, by this machine's steady clock, only once every record on the log has been read.
+The clock never passes the append time of a record that is still to be read. While records are unread it shows the time
+of the topic that was read least far; once all are read it runs on, by this machine's steady clock.
 
-A wrong broker's clock must not end a key's history. So a record dated far ahead of this machine's clock counts as
-appended now, and no record counts as older than the one before it in its partition: the log is in append order.
+A broker's wrong clock must not end a key's history. So a record dated far ahead of this machine's clock counts as
+appended now. And no record counts as older than the one before it in its partition, as the log is in append order.
 """
 
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-BELIEVED_MS = 600_000  # clocks that are set right differ by less
+BELIEVED_MS = 600_000  # two clocks that are set right differ by less than this
 
 
 class LogClock:
-    """The log's clock, from the newest append times seen by topic."""
+    """The log's clock, from the newest append time seen of each topic."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self._seen_ms: dict[str, int | None] = dict.fromkeys(topics)
@@ -34,7 +34,7 @@ class LogClock:
             self._last_ms = max(clock_ms, self._last_ms or 0)
 
     def now_ms(self, behind: Collection[str], at_s: float) -> int | None:
-        """Return the log's time; `behind` are the topics with records to read. None: the time is not known yet."""
+        """Return the log's time; `behind` are the topics with records still to read. None: it is not known yet."""
         if self._newest_ms is None:
             return self._last_ms
         if behind:
@@ -52,29 +52,29 @@ class LogClock:
 
 
 class ClockFault(NamedTuple):
-    """The broker's clock went wrong by `by_ms`, or is believed again."""
+    """The broker's clock is found to be wrong, or right again."""
 
-    by_ms: int  # ahead of this machine's where positive, behind the record before where negative; 0: believed
+    by_ms: int  # positive: ahead of this machine's clock; negative: behind the record before; 0: right again
 
     def __str__(self) -> str:
         if not self.by_ms:
-            return "clock=believed reason=records are dated as they should be again"
+            return "clock=believed reason=the records' append times are plausible again"
         words = "ahead of this machine's clock" if self.by_ms > 0 else "behind the record before them"
         return (
             f"clock=doubted records are dated {abs(self.by_ms) / 1000:,.0f} s {words}. They are taken to be of now, so "
-            "no session is taken to be over; set the clocks of broker and machine"
+            "that no session ends early; set the clocks of broker and machine"
         )
 
 
 class Dating:
-    """The newest append time believed, by topic."""
+    """Corrects the append times of records that can't be right, by topic."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self._newest_ms: dict[str, int | None] = dict.fromkeys(topics)
         self._in_doubt: set[str] = set()
 
     def date(self, topic: str, timestamp_ms: int, machine_ms: int) -> tuple[int, ClockFault | None]:
-        """Return when the next record of `topic` counts as appended, and a fault to report if one begins or ends."""
+        """Return when the next record of `topic` counts as appended, and a fault to report where one begins or ends."""
         newest = self._newest_ms[topic]
         ahead_ms, behind_ms = timestamp_ms - machine_ms, 0 if newest is None else newest - timestamp_ms
         taken = capped(timestamp_ms, machine_ms)

@@ -1,9 +1,9 @@
 """The states of one partition's keys, which of its records are done, and where a stage begins after a restart.
 
-Only a contiguous run of done records is committed, in whatever order they are done; offsets may have holes. After a
-restart, committed records are folded by the log's clock, across topics, before anything is read live. A key's history
-lasts from its first record after a silence of `retain_ms` to the next such silence, and can be read again until then.
-Only time ends a history: a state of None does not, since another key's rebuild may begin in the middle of it.
+Records may be done in any order, but only a contiguous run of done records is committed; offsets may have holes. After
+a restart, committed records are folded in the order of their append times, across topics, before anything is read live.
+A key's history lasts from its first record after a silence of `retain_ms` to the next such silence; until then it can
+be read again. Only time ends a history. A state of None does not: a rebuild for another key may begin in its middle.
 """
 
 import json
@@ -19,12 +19,12 @@ from clawstream.stream.stage import Record, Stage, Step
 S = TypeVar("S")
 C = TypeVar("C")
 
-# The log's clock comes from records and this machine's clock, so it may be a little ahead of a record.
+# The log's clock runs on by this machine's clock, so it may be a little ahead of the next record's append time.
 CLOCK_SLACK_MS = 1000
 
 
 class Watermark:
-    """The records of a partition in the order read, and which of them are not done."""
+    """How far a partition was read, and which of its records are not done yet."""
 
     def __init__(self, next_offset: int) -> None:
         self.next_offset = next_offset  # the one after the last record that was read
@@ -47,16 +47,16 @@ class Watermark:
 
     @property
     def num_open(self) -> int:
-        """How many records were read and are not done."""
+        """How many records were read and are not done yet."""
         return len(self._open)
 
 
 class Note(NamedTuple):
     """What a stage notes beside a committed offset."""
 
-    rebuild_from: int  # the first offset that the rebuild of a key still needs
-    clock_ms: int  # of the log; keys that were silent for longer than `retain_ms` by then are over
-    last: str | None = None  # the digest of the record before the offset; None: not known
+    rebuild_from: int  # the first offset that the rebuild of any key still needs
+    clock_ms: int  # the log's time; the history of a key that was silent for more than `retain_ms` by then is over
+    last: str | None = None  # the digest of the last record before the committed offset; None: not known
 
     def written(self) -> str:
         """Return the note as the broker keeps it."""
@@ -65,7 +65,7 @@ class Note(NamedTuple):
 
 
 def read_note(text: str, committed: int) -> Note:
-    """Return the note; a commit by another tool has none, so nothing is rebuilt."""
+    """Return the note that a commit has. One by another tool has none; then nothing is rebuilt."""
     try:
         note = json.loads(text)
         last = note.get("last")
@@ -75,9 +75,9 @@ def read_note(text: str, committed: int) -> Note:
 
 
 async def in_clock_order(streams: Sequence[AsyncIterator[Sequence[Arrived]]]) -> AsyncIterator[Sequence[Record]]:
-    """Merge streams that are each in order, by the broker's append time; undecodable records are left out.
+    """Merge streams, each in order already, by append time; records that can't be decoded are left out.
 
-    At equal times the earlier stream's record comes first. Yields at most as many records as one stream gave at once.
+    Of records with one time, that of the earlier stream in `streams` comes first. Each batch is of bounded size.
     """
     heads: list[deque[Record]] = [deque() for _ in streams]
     running = set(range(len(streams)))
@@ -121,14 +121,14 @@ class Fold(Generic[S, C]):
         return sum(key.state is not None for key in self._keys.values())
 
     def apply(self, record: Record) -> Step[S, C]:
-        """Step the record's key; raises what the stage's step raises, and then leaves the state unchanged."""
+        """Take the stage's step for the record's key. Raises what the step raises, and then the state is unchanged."""
         key = self._touched(record)
         step = self._stage.step(key.state, record)
         key.state = step.state
         return step
 
     def forget(self, key: str) -> None:
-        """Drop all that is known of the key."""
+        """Drop the key's state and offsets."""
         known = self._keys.pop(key, None)
         for topic in known.last_offsets if known is not None else ():
             del self._firsts[topic][key]
@@ -138,7 +138,7 @@ class Fold(Generic[S, C]):
         return {topic: firsts[key] for topic, firsts in self._firsts.items() if key in firsts}
 
     def tick(self, now_ms: int, *, held: Container[str] = ()) -> Iterator[Step[S, C]]:
-        """Ask the stage about each open key that is not held; `now_ms` is the log's clock."""
+        """Call the stage's `tick` for each open key that is not `held`; `now_ms` is the log's time."""
         if self._stage.tick is None:
             return
         for name, key in self._keys.items():
@@ -162,7 +162,7 @@ class Fold(Generic[S, C]):
                 del self._firsts[topic][name]
 
     def rebuild_from(self, topic: str, committable: int) -> int:
-        """Return the first offset of `topic` that a key's rebuild may still need."""
+        """Return the first offset of `topic` that the rebuild of any key may still need."""
         return min(next(iter(self._firsts[topic].values()), committable), committable)
 
     def _touched(self, record: Record) -> _Key[S]:
@@ -177,7 +177,7 @@ class Fold(Generic[S, C]):
         if record.key not in firsts:
             late = bool(firsts) and record.offset < next(reversed(firsts.values()))
             firsts[record.key] = record.offset
-            if late:  # a record that was set aside and is used after all
+            if late:  # the record was set aside, and is used only now
                 self._firsts[record.topic] = OrderedDict(sorted(firsts.items(), key=itemgetter(1)))
         self._keys.move_to_end(record.key)
         return key

@@ -1,7 +1,7 @@
 """Hosts a stage on a log: reads its topics as a member of a group, folds, writes, calls, commits.
 
-Nothing is committed before it is done (see pending_records.py). No record is dropped silently: one that can't be used
-is in the dead-letter queue, acknowledged, before the group moves past it. So a worker can be killed anywhere, and the
+No record is committed before it is done (see pending_records.py). No record is dropped silently: one that can't be used
+is in the dead-letter queue, acknowledged, before the group moves past it. So a worker can be killed at any point: the
 worker that reads on writes the same events again.
 """
 
@@ -38,9 +38,9 @@ class RunnerIntervals:
     poll_s: float = 0.2
     commit_s: float = 0.2
     tick_s: float = 1.0
-    retry_s: float = 0.25  # the bound of the first wait after a failure; it doubles
+    retry_s: float = 0.25  # the longest first wait after a failure; it doubles with each further failure
     drain_s: float = 20.0  # how long unfinished records may take when partitions are revoked or the worker stops
-    hold_s: float = 0.02  # how long the runner may hold the event loop at a time; heartbeats need it
+    hold_s: float = 0.02  # how long the runner keeps the event loop at a time, as heartbeats need the loop too
 
 
 async def run(
@@ -56,9 +56,9 @@ async def run(
 ) -> None:
     """Run the stage until `stop`, then finish the work under way, commit, and leave the group.
 
-    `on_progress` is called once a tick. A worker that comes back under the same `instance_id` has its partitions at
-    once. Raises TryLater where the broker refuses this member, TopicMismatch where the topics can't be read together,
-    LogContradicted where the log is not the one that the group has read.
+    `on_progress` is called once a tick. A worker that comes back under the same `instance_id` gets its partitions back
+    at once. Raises TryLater where the broker refuses this member, TopicMismatch where the topics can't be read
+    together, LogContradicted where the log is not the one that the group has read.
     """
     worker = _Worker(stage, to, pace or RunnerIntervals(), monotonic, machine_ms)
     try:
@@ -70,7 +70,7 @@ async def run(
             finally:
                 worker.end()
     except BaseExceptionGroup as failures:
-        # One task failed and took the others with it: its error is what the caller handles.
+        # One task failed, so the others were cancelled: the caller handles the error of that one.
         raise _cause(failures) from failures
 
 
@@ -160,12 +160,12 @@ class _Worker(Generic[S, C]):
             missing = [topic for topic in self._stage.reads if PartitionId(topic, number) not in given]
             if missing:
                 raise TopicMismatch(
-                    f"{self._stage.name} was given partition {number} without that of {', '.join(missing)}: topics "
+                    f"{self._stage.name} was given partition {number}, but not that of {', '.join(missing)}: topics "
                     "that are read together need one partition count. Nothing was read; see `clawstream topics plan`"
                 )
 
     async def _rebuild(self, partition: PartitionState[S, C]) -> None:
-        """Fold the committed records without writing or calling anything; then the partition is live."""
+        """Fold the committed records without writing or calling anything; then read the partition live."""
         async with self._one_rebuild:
             await self.quarantine.current.wait()
             failed = f"stage={self._stage.name} partition={partition.number} rebuild=failed"
@@ -194,7 +194,7 @@ class _Worker(Generic[S, C]):
             most = min(free, self._pace.poll_records)
             await self._take(await self.member.poll(max_records=most, timeout_s=self._pace.poll_s))
             return
-        # Polling goes on: the group would take a member that only waits for its calls for dead.
+        # Polling goes on: the group would take a member that does not poll, but only waits for its calls, for dead.
         self.member.pause(self._live_places())
         await self._take(await self.member.poll(max_records=1, timeout_s=0))
         self.member.resume(self._live_places())
@@ -219,18 +219,18 @@ class _Worker(Generic[S, C]):
         pending = PendingRecord(place=place, offset=record.offset, key=key_text(record))
         self.pending_records.failures.read()
         step: Step[S, C] = Step(None)
-        if not self.quarantine.is_unused(record):  # else it was set aside before this worker came
+        if not self.quarantine.is_unused(record):  # otherwise it was set aside before this worker read it
             try:
                 usable = self.quarantine.usable(record)
                 pending.traceparent = usable.traceparent
                 step = partition.fold.apply(usable)
-            except Exception as error:  # noqa: BLE001  # a record that breaks the stage would break each worker in turn
+            except Exception as error:  # noqa: BLE001  # left there, the record would end each worker in turn
                 self.quarantine.refuse(partition, pending, record, error)
                 return
         self.pending_records.follow_up(partition, pending, step)
 
     async def _refuse_a_flood(self) -> None:
-        """Stop the stage where too many records are set aside; they stay set aside, acknowledged and committed."""
+        """Stop the stage where too many records are set aside; those stay in the queues, and are committed."""
         flood = self.pending_records.failures.too_many()
         if flood is None:
             return
@@ -260,7 +260,7 @@ class _Worker(Generic[S, C]):
                     partition.committed(commits)
 
     async def _let_go(self, leaving: Sequence[PartitionState[S, C]]) -> None:
-        """Finish the work under way within the time allowed, commit, and drop the rest."""
+        """Finish the work under way within `drain_s`, commit what is done, and drop the rest."""
         for partition in leaving:
             self.member.pause(partition.places)
         try:

@@ -1,7 +1,7 @@
-"""Finds groups that have read past the log's end, or other records than the log has, and puts them back.
+"""Finds groups that have read past the log's end, or records that are not on the log, and puts these groups back.
 
 The one rule: a person decides that the log is right. Then the stage goes on from the first record that was appended
-after the clock time it noted at its last commit. Records that it reads twice give the same events.
+after the log's time in the note of its last commit. Records that it reads twice give the same events.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ from clawstream.stream.log import Arrived, Commit, Contradiction, Log, Partition
 from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Note, read_note
 
 TRUST_LOG = (
-    "where this log is the right one, stop the stages and run `clawstream projection rebuild --trust-log`, which puts "
-    "them back to where it was cut"
+    "or, if this log is the right one, stop the stages and run `clawstream projection rebuild --trust-log`, which puts "
+    "the stages back to where the log was cut"
 )
 
 
 async def contradicted(
     log: Log, committed: Mapping[PartitionId, Commit | None], begins: Mapping[PartitionId, int]
 ) -> list[Contradiction]:
-    """Return the partitions that contradict what was committed."""
+    """Return the partitions that contradict the commits of those who read them."""
     commits = {place: commit for place, commit in committed.items() if commit is not None and commit.offset > 0}
     if not commits:
         return []

@@ -1,4 +1,4 @@
-"""What a worker has of one partition number: its states, its clock, and the records that are not done.
+"""What a worker knows of one partition number: its keys' states, its clock, and which records are not done.
 
 The one rule: a record is done when its events are acknowledged, its calls have returned, and the events of those calls
 are acknowledged; or when it stands in the dead-letter queue.
@@ -24,16 +24,16 @@ C = TypeVar("C")
 
 @dataclass(slots=True, kw_only=True)
 class PendingRecord:
-    """The work that one record, or one tick, leads to; done when `left` is 0."""
+    """The work that follows from one record, or from one tick; done when `left` is 0."""
 
     place: PartitionId | None  # None: a tick
     offset: int
     key: str = ""
     traceparent: str | None = None
-    left: int = 0
+    left: int = 0  # how many parts of the work are not done
     attempt: int = 1
     rebuild_offsets: Mapping[str, int] = field(default_factory=dict)
-    released: asyncio.Event | None = None  # set when a replayed dead letter has ended
+    released: asyncio.Event | None = None  # of a replayed dead letter: set when all that follows from it has ended
 
 
 class PartitionState(Generic[S, C]):
@@ -69,7 +69,7 @@ class PartitionState(Generic[S, C]):
 
     @property
     def num_open(self) -> int:
-        """How many records were read and are not done."""
+        """How many records were read and are not done yet."""
         return sum(mark.num_open for mark in self._marks.values())
 
     def to_rebuild(self) -> dict[PartitionId, tuple[int, int]]:
@@ -83,11 +83,11 @@ class PartitionState(Generic[S, C]):
         self._dating = Dating(self._stage.reads)
 
     def remember(self, records: Sequence[Record], at_s: float, *, unused: Callable[[Record], bool]) -> None:
-        """Fold records that were done before, in order, without writing or calling anything; skip the `unused` ones."""
+        """Fold records that are done already, in order, without writing or calling anything; skip `unused` ones."""
         for found in records:
             record = self._dated(found)
             if not unused(record):
-                # A record that breaks the stage here was set aside, or will be when it is read live.
+                # Where the stage fails here, the record was set aside, or will be when it is read live.
                 with contextlib.suppress(Exception):
                     self.fold.apply(record)
             self._see(record, at_s)
@@ -101,7 +101,7 @@ class PartitionState(Generic[S, C]):
         self.live = True
 
     def read(self, place: PartitionId, found: Arrived, at_s: float) -> Arrived:
-        """Return the record with the append time that is believed; it is open until `done`."""
+        """Note a record that was read, open until `done`; return it with its append time corrected if need be."""
         record = self._dated(found) if isinstance(found, Record) else found
         self._marks[place].read(record.offset)
         digest = digest_in(record)
@@ -125,7 +125,7 @@ class PartitionState(Generic[S, C]):
         return self._clock.now_ms([place.topic for place in self.places if not caught_up(place)], at_s)
 
     def commits(self, now_ms: int | None) -> dict[PartitionId, Commit]:
-        """Return the commits to make: those whose offset or note differs from what the group has."""
+        """Return the commits to make: those whose offset or `rebuild_from` differs from what the group has."""
         if now_ms is not None:
             self._expire(now_ms)
         commits: dict[PartitionId, Commit] = {}
@@ -143,7 +143,7 @@ class PartitionState(Generic[S, C]):
                 self._committed[place] = (commit.offset, read_note(commit.note, commit.offset).rebuild_from)
 
     def _last_before(self, place: PartitionId, offset: int) -> str | None:
-        """Return the digest of the last record that was read before `offset`; those before it are forgotten."""
+        """Return the digest of the last record that was read before `offset`; forget the digests before that one."""
         digests = self._last[place]
         before = max((at for at in digests if at < offset), default=None)
         for at in [at for at in digests if before is not None and at < before]:

@@ -1,8 +1,8 @@
-"""What follows from a step: events to write, calls to make, records to set aside.
+"""Does what follows from a step: writes events, makes calls, sets records aside.
 
-One group of events is under way at a time, and all that come meanwhile form the next group. So the order holds even
+One group of events is being written at a time, and all that come meanwhile form the next group. So the order holds even
 where the log fails in the middle, and a busy stage waits for one acknowledgement per group. A pending record ends
-exactly once, when all that it led to has ended; its record is done then.
+exactly once, when all that followed from it has ended; then the record is done.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class WriteRequest:
     outgoing: Sequence[Outgoing]
     written: Callable[[], None]
     refused: Callable[[UnusableEvent], None]
-    wanted: Callable[[], bool]  # False: the partition went to another member, which writes the same events
+    wanted: Callable[[], bool]  # False: the partition went to another worker, which writes the same events
 
 
 class EventWriter:
@@ -104,7 +104,7 @@ class WorkerProgress:
 
 
 class PendingRecords(Generic[S, C]):
-    """Runs the work that steps lead to as tasks of `tasks`; `on_done` is told of each record that is done."""
+    """Runs the work that follows from steps, in `tasks`; `on_done` is called whenever a record is done."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class PendingRecords(Generic[S, C]):
 
     @property
     def waits_for_peer(self) -> bool:
-        """Whether no call is made because their peer is away."""
+        """Whether no call is made, as the peer of all calls is away."""
         return self._caller.waits_for_peer
 
     def end(self) -> None:
@@ -152,7 +152,7 @@ class PendingRecords(Generic[S, C]):
         self._ended(partition, pending)
 
     def set_aside(self, partition: PartitionState[S, C], pending: PendingRecord, error: Exception) -> None:
-        """Copy the pending record's record to the dead-letter queue."""
+        """Begin to copy the record to the dead-letter queue; it is done once that is acknowledged."""
         pending.left += 1
         if not isinstance(error, ParkedRecord):
             self.failures.set_aside()
@@ -205,7 +205,7 @@ class PendingRecords(Generic[S, C]):
         log.log(level, "stage=%s record=%s dead_letter=%s", self._stage.name, where, error, exc_info=broke)
         dead_letter_id = DeadLetterId(self._stage.name, *pending.place, pending.offset)
         rebuild_offsets = pending.rebuild_offsets or partition.fold.rebuild_offsets(pending.key)
-        # One after the other: a parked record in the queue needs the record that it waits behind to be there.
+        # One after the other, so that a parked record comes into the queue after the one that it waits behind.
         async with partition.copying:
             await until_done(
                 lambda: self._log.set_aside(

@@ -1,7 +1,7 @@
-"""What a worker does about records that were set aside: it skips them, holds up what follows, uses them once asked.
+"""How a worker treats records that were set aside: it skips them, parks what follows, and uses them when asked to.
 
 The one rule: a replayed dead letter is used in its original place. The state of its key is folded again from the log
-without it; then the dead letter is applied, then the records parked behind it, in order, before any later record.
+without it; then its record is applied, then the records parked behind it, in order, before any later record.
 """
 
 import asyncio
@@ -26,33 +26,33 @@ C = TypeVar("C")
 
 
 class StageQuarantine(Quarantine, Generic[S, C]):
-    """The dead letters of a stage; made again whenever partitions are given to the worker."""
+    """The dead letters of a stage; made anew whenever the worker is given partitions."""
 
     def __init__(self, stage: Stage[S, C], to: Log, pending_records: PendingRecords[S, C], *, retry_s: float) -> None:
         super().__init__(stage.name, stage.reads, to, ordered=stage.ordered, retry_s=retry_s)
         self._pending = pending_records
 
     def held(self, number: int) -> frozenset[str]:
-        """Return the keys with waiting dead letters, which get no tick for now."""
+        """Return the keys with waiting dead letters: they get no tick while those wait."""
         return frozenset(map(_text, self.known.waiting(number))) if self.ordered else frozenset()
 
     def refuse(
         self, partition: PartitionState[S, C], pending: PendingRecord, record: Arrived, error: Exception
     ) -> None:
-        """Set the record aside; its copy is on the way to the queue when this returns."""
+        """Set the record aside; when this returns, its copy is on the way to the queue, not yet acknowledged."""
         dead_letter = self.dead_letter(record, error, partition.fold.rebuild_offsets(pending.key))
         pending.attempt = dead_letter.attempt
         self.known.add(dead_letter)
         self._pending.set_aside(partition, pending, error)
 
     async def release(self, partition: PartitionState[S, C]) -> None:
-        """Use and close this partition's dead letters that were ruled about, as far as the queues were read."""
+        """Use or discard this partition's dead letters that were ruled about, as far as the queues were read."""
         if partition.live and not partition.gone:
             positions = {place: partition.read_up_to(place) for place in partition.places}
             await self.carry_out(partition.number, positions, partial(self._release, partition))
 
     async def _release(self, partition: PartitionState[S, C], ready: Sequence[DeadLetter]) -> bool:
-        """Fold the key's records anew, with those of its dead letters; False: the partition is not ours any more."""
+        """Fold the key's records anew, those of its dead letters too; return False if the partition was taken away."""
         records = await self._history(partition, ready)
         if partition.gone:
             return False
@@ -60,13 +60,13 @@ class StageQuarantine(Quarantine, Generic[S, C]):
         begins = await self._log.begin_offsets([place.topic for place in partition.places]) if missing else {}
         past = {at for at in missing if at.offset < begins.get(at.place, 0)}
         asked = {one.id: expired(one) if one.id in past else one for one in ready}
-        if not self.ordered:  # the rest was used without them, so they come last
+        if not self.ordered:  # the other records were used without the dead letters, so these come last
             records.sort(key=lambda record: self.id_of(record) in asked)
         for key in {key_text(record) for record in records}:
             partition.fold.forget(key)
         closing = [one.closed for one in asked.values() if one.fate is Fate.DISCARD]
         used: list[PendingRecord] = []
-        held: dict[str, int] = {}  # by topic, an offset from which on the key's records wait on
+        held: dict[str, int] = {}  # by topic: the key's records from this offset on still have to wait
         for one in asked.values():
             if one.id in missing and one.fate is not Fate.DISCARD:
                 self._use(partition, one, None)
@@ -93,7 +93,7 @@ class StageQuarantine(Quarantine, Generic[S, C]):
         return True
 
     async def _history(self, partition: PartitionState[S, C], ready: Sequence[DeadLetter]) -> list[Arrived]:
-        """Return the records that the key's state follows from, and the dead letters', in the log clock's order."""
+        """Return the records that the key's state follows from, and the dead letters', in order of append time."""
         key = ready[0].key
         needed = [partition.fold.rebuild_offsets(_text(key)), *(one.rebuild_offsets for one in ready)]
         needed += [{one.id.topic: one.id.offset} for one in ready]
@@ -110,7 +110,7 @@ class StageQuarantine(Quarantine, Generic[S, C]):
     def _use(
         self, partition: PartitionState[S, C], dead_letter: DeadLetter, record: Arrived | None
     ) -> PendingRecord | None:
-        """Apply the dead letter's record and return what it leads to; None: it is set aside again."""
+        """Apply the dead letter's record and return its pending record; None: it is set aside again."""
         pending = PendingRecord(
             place=dead_letter.id.place,
             offset=dead_letter.id.offset,
@@ -134,11 +134,11 @@ class StageQuarantine(Quarantine, Generic[S, C]):
     async def _close(
         self, partition: PartitionState[S, C], marks: Sequence[DeadLetterMark], used: Sequence[PendingRecord]
     ) -> None:
-        """Close the dead letters in their queues, once all that they led to has ended."""
+        """Write the marks into the queues, once all that followed from the used records has ended."""
         for pending in used:
             assert pending.released is not None, "the pending record of a dead letter says when it has ended"
             await pending.released.wait()
-        async with partition.copying:  # the copies of parked records come first, so that each mark has its dead letter
+        async with partition.copying:  # copies under way come into the queue first, so that no mark precedes its copy
             await self.close(marks)
 
 
@@ -148,7 +148,7 @@ def key_text(record: Arrived) -> str:
 
 
 def _text(key: bytes | None) -> str:
-    """Return a key as the text that records have; "" for bytes that are no text, as no key of ours is."""
+    """Return a key as text; "" for bytes that are not UTF-8, since no event has such a key."""
     try:
         return (key or b"").decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
