@@ -1,10 +1,10 @@
-"""The accounts of clawstream's database: the one that owns it, and the one that may only read.
+"""The accounts of clawstream's database: the one that owns the tables, and the one that may only read.
 
-A cluster's first account stays a superuser for ever, so on our own server everything is given to the account `stages`.
-A read-only transaction does not confine a superuser: COPY starts programs in it. So people read through the account
-`<account>_reader`, which `database.upgrade` makes, with a password derived from the writing account's. A query can't
-leave that account, as its session never had another. If it can't be made, the writing account reads in a read-only
-transaction, unless it has powers over the server that such a transaction does not take away.
+The first account of a server stays a superuser for ever, so on our own server everything is given to the account
+`stages`. A read-only transaction does not confine a superuser: COPY can start programs in it. So people read through
+the account `<account>_reader`, which `database.upgrade` makes with a password derived from the writing account's. A
+query can't leave that account, as its session never had another. Where it can't be made, the writing account reads in
+a read-only transaction, unless it has powers over the server that such a transaction does not take away.
 """
 
 import hashlib
@@ -51,13 +51,13 @@ def address(url: str) -> URL:
     writer = make_url(url)
     account = (writer.username or "clawstream").encode()[: _MOST_NAME_BYTES - len(_SUFFIX)].decode(errors="ignore")
     name = account + _SUFFIX
-    # Without a password the server identifies accounts by other means, the reader too.
+    # Where the writer has no password, the server identifies accounts by other means, and so it does the reader.
     password = None if writer.password is None else derived_password(str(writer.password), name)
     return writer.set(username=name, password=password)
 
 
 def make(connection: Connection, url: str) -> bool:
-    """Let the reader of the account in `url` read all tables and views; False: that account may not make a reader.
+    """Let the reader of the account in `url` read all tables and views; False: this account may not make a reader.
 
     The transaction of `connection` goes on in both cases.
     """
@@ -76,7 +76,7 @@ def make(connection: Connection, url: str) -> bool:
 
 
 def reading(alone: Engine, writer: Engine) -> Engine:
-    """Return the engine for queries: `alone`, the reader's (made if missing), or else `writer`.
+    """Return the engine for queries: `alone`, which is the reader's (made if missing), or else `writer`.
 
     Raises OperatorError where `writer` would be used and has power over the server.
     """
@@ -86,7 +86,7 @@ def reading(alone: Engine, writer: Engine) -> Engine:
     if powerful is not None:
         raise OperatorError(
             f"{chosen.url.username} can do what {powerful} can on the server of this database, so no query is run with "
-            f"it, and an account {alone.url.username} that reads alone can't be had. Nothing was asked. Let "
+            f"it, and there is no account {alone.url.username} that may only read. No query was run. Let "
             f"postgres.url name an account that is no superuser, or create {alone.url.username} with the password "
             "that `clawstream db url --read-only` prints"
         )
@@ -94,7 +94,7 @@ def reading(alone: Engine, writer: Engine) -> Engine:
 
 
 def is_there(alone: Engine, writer: Engine) -> bool:
-    """Whether `alone`, the reader's, can read; a missing reader is made, and a failure to make it is logged."""
+    """Return whether `alone`, the reader's engine, can read; a missing reader is made, or the failure is logged."""
     return _can_read(alone) or _made(writer, alone)
 
 
@@ -110,7 +110,7 @@ def _can_read(alone: Engine) -> bool:
         with alone.connect() as connection:
             return bool(connection.execute(_MAY, {"what": "SELECT"}).scalar())
     except OperationalError:
-        return False  # an absent database is reported for the writer
+        return False  # if the database itself is away, the writer's query will say so
 
 
 def _made(writer: Engine, alone: Engine) -> bool:
@@ -123,15 +123,15 @@ def _made(writer: Engine, alone: Engine) -> bool:
             make(connection, url)
         if _can_read(alone):
             return True
-        with writer.begin() as connection:  # its password may derive from the writer's older one
+        with writer.begin() as connection:  # the reader's password may derive from an older one of the writer
             _set_password(connection, alone.url)
     except (psycopg.Error, DBAPIError) as error:
         _log.debug("state=reader_not_made reason=%r", str(error))
     if _can_read(alone):
         return True
     _log.warning(
-        "there is no account %s that reads alone, and %s can't make it: the query runs as %s, in a transaction that "
-        "only reads. `clawstream db url --read-only` prints the password that it is to have",
+        "there is no account %s that may only read, and %s can't make it: the query runs as %s, in a read-only "
+        "transaction. `clawstream db url --read-only` prints the password that the missing account is to have",
         alone.url.username, writer.url.username, writer.url.username,
     )  # fmt: skip
     return False
@@ -160,7 +160,7 @@ def _set_password(connection: Connection, reader: URL) -> None:
 
 
 def _scrambled(driver: psycopg.Connection, name: str, password: str) -> sql.Literal:
-    # Scrambled here, so that no log of the server's holds the password.
+    # Scrambled here, so that the password stands in no log of the server.
     return sql.Literal(driver.pgconn.encrypt_password(password.encode(), name.encode(), b"scram-sha-256").decode())
 
 
@@ -188,7 +188,7 @@ def driver_of(connection: Connection) -> psycopg.Connection:
 
 
 OWNER = "stages"
-# CREATEROLE: the owner makes the read-only account, and can grant only rights that it has itself.
+# CREATEROLE, as the owner makes the read-only account; it can grant only rights that it has itself.
 _RIGHTS = "LOGIN NOSUPERUSER CREATEDB CREATEROLE NOREPLICATION NOBYPASSRLS"
 _OURS = """
     SELECT 'SCHEMA', nspname, NULL, NULL FROM pg_namespace
@@ -220,7 +220,7 @@ def url_of_owner(url: str) -> str:
             _give(connection, str(superuser.database))
     except psycopg.Error as error:
         raise PartUnavailable(
-            f"Postgres at {superuser.host}:{superuser.port} did not let the account {OWNER} be made, which owns the "
+            f"Postgres at {superuser.host}:{superuser.port} refused to make the account {OWNER}, which is to own the "
             f"tables: {error}. Nothing was started"
         ) from error
     return superuser.set(username=OWNER, password=password).render_as_string(hide_password=False)

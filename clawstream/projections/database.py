@@ -1,8 +1,8 @@
-"""Connections to Postgres, and whether its tables are the ones this version reads and writes.
+"""Connections to Postgres, and the check that its tables are the ones that this version reads and writes.
 
 Only `upgrade` changes the schema; readers and writers first call `check`, which refuses another revision. A new
 database is made from tables.py and migrations/views.sql as they are now. In an older database `upgrade` runs the
-revisions, then adds missing tables and columns, so a revision is needed only for other changes.
+revisions, then adds missing tables and columns, so only other changes need a revision.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,8 @@ _POSTGRES_NAMES = ("postgres", "postgresql", "postgresql+psycopg")
 def connect(url: str, *, application: str = "clawstream", schema: str | None = None) -> Engine:
     """Return an engine for `url`; nothing connects before it is used. Dispose of it when done.
 
-    With `schema` it sees only that schema, and a commit may return before it is on disk: this is for tables that are
-    being built beside those in use.
+    With `schema` the engine sees only that schema, and a commit may return before it is on disk: this is for tables
+    that are being built beside those in use.
     """
     try:
         address = make_url(url)
@@ -55,8 +55,8 @@ def connect(url: str, *, application: str = "clawstream", schema: str | None = N
 def upgrade(url: str, *, schema: str | None = None) -> str:
     """Bring the database to this version's revision and return it; safe while another process does the same.
 
-    The read-only account gets access to all of it, where this account may make accounts. With `schema` the tables are
-    made there, whatever stands elsewhere, and no other account gets access.
+    The read-only account gets access to all of it, where the account of `url` may make accounts. With `schema` the
+    tables are made in that schema, whatever others hold, and no other account gets access.
     """
     engine = connect(url, schema=schema)
     try:
@@ -105,8 +105,8 @@ def expected_revision() -> str:
 def looking(url: str) -> Iterator[Engine]:
     """Yield an engine that can read the tables and do nothing else on the server.
 
-    Raises DatabaseMismatch for another revision, PartUnavailable without a database, OperatorError where only an
-    account with power over the server can be had.
+    Raises DatabaseMismatch for another revision, PartUnavailable without a database, OperatorError where there is no
+    account but one with power over the server.
     """
     with _both(url) as (reader, writer):
         try:
@@ -116,7 +116,7 @@ def looking(url: str) -> Iterator[Engine]:
 
 
 def reader_url(url: str) -> str:
-    """Return the read-only account's URL; where that account is missing and can't be made, that is logged."""
+    """Return the read-only account's URL. A missing account is made, or the failure to make it is logged."""
     with _both(url) as (reader, writer):
         accounts.is_there(reader, writer)
     return for_tools(reader.url.render_as_string(hide_password=False))
@@ -124,7 +124,7 @@ def reader_url(url: str) -> str:
 
 @contextmanager
 def _both(url: str) -> Iterator[tuple[Engine, Engine]]:
-    """Yield the engines of the read-only and of the writing account; the database's revision is checked."""
+    """Check the database's revision, and yield the engines of the read-only and of the writing account."""
     reader, writer = connect(accounts.address(url).render_as_string(hide_password=False)), connect(url)
     try:
         check(writer)
@@ -140,7 +140,7 @@ def for_tools(url: str) -> str:
 
 
 def page(url: str) -> str:
-    """Return the data dictionary of the database; the errors are those of `looking`."""
+    """Return the data dictionary of the database; raises what `looking` raises."""
     with looking(url) as engine, engine.connect() as connection:
         return dictionary.page(connection)
 
@@ -165,8 +165,8 @@ def _mismatch(engine: Engine, found: str | None, expected: str, absent: Sequence
     else:
         state = f"is at revision {found}, which this version does not know"
         remedy = (
-            "use the newer clawstream that made it; where it is of before the first release, name an empty database in "
-            "postgres.url"
+            "use the newer clawstream that made it; or, if one before the first release made it, let postgres.url name "
+            "an empty database"
         )
     return DatabaseMismatch(
         f"database {_place(engine)} {state}; revision {expected} is expected. Nothing was read or written: {remedy}"
@@ -178,7 +178,7 @@ def _found(connection: Connection) -> str | None:
 
 
 def _complete(connection: Connection) -> bool:
-    """Add missing tables and columns, and return whether any were missing; existing rows are NULL there."""
+    """Add missing tables and columns; return whether columns were missing. In these, existing rows have NULL."""
     metadata.create_all(connection)
     absent = _absent(connection)
     for column in absent:

@@ -1,4 +1,4 @@
-"""The meanings in docs/dictionary.md as comments in the database, and a page made from the database's comments."""
+"""Writes the meanings in docs/dictionary.md as comments into the database, and makes a page from such comments."""
 
 from dataclasses import dataclass
 from itertools import groupby
@@ -57,7 +57,7 @@ def describe(connection: Connection) -> None:
 
 
 def page(connection: Connection) -> str:
-    """Return the current schema as Markdown, in the words of its comments."""
+    """Return a page, in Markdown, of the current schema with its comments."""
     parts = [_HEAD]
     for kind, title in (("v", "Views"), ("r", "Tables")):
         parts.append(f"\n## {title}\n")

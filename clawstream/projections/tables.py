@@ -1,12 +1,12 @@
-"""The tables, each fed by one topic, with columns from the events' fields; docs/dictionary.md says what each means.
+"""The tables, each filled from one topic, with columns from the events' fields. docs/dictionary.md says what they mean.
 
-A fact's row is keyed by its event id, and holds the record's topic, partition, offset and time. Each other column has
+An event's row is keyed by the event id, and holds the record's topic, partition, offset and time. Each other column has
 the name of an event's field; the fields of a request stand beside those of its exchange. A column may be NULL where its
 field may be None, or where one of the table's events lacks the field.
 
-No table refers to another: topics are read at different speeds, so joins live in the views. Text and JSON are stored as
-clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the projector's own books;
-`overruled` keeps what they said where a rebuild did not follow them.
+No table has a foreign key to another: topics are read at different speeds, so only the views join tables. Text and JSON
+are stored as clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the books in
+which the projector keeps its progress; `overruled` keeps what they said where a rebuild did not follow them.
 """
 
 import re
@@ -120,7 +120,7 @@ def _must(name: str, kind: object) -> Column[object]:
 
 
 def _facts(name: str, kinds: Mapping[type[Event], str | None], *more: Column[Any], **indexes: Sequence[str]) -> Table:
-    """A table of these events of one topic; where there are several, a row's `kind` says which event it is."""
+    """Return a table of these events of one topic; where there are several, a row's `kind` says which event it is."""
     return Table(
         name,
         metadata,
@@ -138,7 +138,7 @@ def _facts(name: str, kinds: Mapping[type[Event], str | None], *more: Column[Any
 
 
 def _book(name: str, *columns: Column[Any], key: Sequence[str] = ()) -> Table:
-    """A table of the projector's own, keyed by partition and `key`."""
+    """Return a table of the projector's books, keyed by partition and `key`."""
     place = (_must("topic", Text), _must("partition", Integer))
     return Table(name, metadata, *place, *columns, PrimaryKeyConstraint("topic", "partition", *key))
 
@@ -224,9 +224,9 @@ pins = _facts("pins", {events.VersionPinned: None})
 offsets = _book(
     "offsets",
     _must("next_offset", BigInteger),
-    _must("epoch", BigInteger),  # counts the projectors that owned the partition; only the newest may write
+    _must("epoch", BigInteger),  # raised by each claim of the partition; only the newest claim may write
     Column("chain", LargeBinary),  # see clawstream/projections/write/chain.py; NULL: nothing was read
-    Column("chain_from", BigInteger),  # the offset of its first record
+    Column("chain_from", BigInteger),  # the offset of the chain's first record
 )
 
 chain_blocks = _book(
@@ -239,14 +239,14 @@ chain_blocks = _book(
 )
 
 set_aside = _book(
-    "set_aside",  # records that were read and have no row; see clawstream/projections/write/quarantine.py
+    "set_aside",  # records that were read but have no row; see clawstream/projections/write/quarantine.py
     _must("source_offset", BigInteger),
     _must("log_time_ms", BigInteger),
     Column("record_key", LargeBinary),
     _must("reason", Text),  # undecodable, unusable, failed, parked
     _must("error", Text),
     _must("attempt", BigInteger),
-    _must("fate", Text),  # open: it waits; discarded
+    _must("fate", Text),  # open (it waits) or discarded
     key=["source_offset"],
 )
 
@@ -255,9 +255,9 @@ overruled = _book(
     _must("overruled_at", DateTime(timezone=True)),
     _must("next_offset", BigInteger),
     Column("chain", LargeBinary),
-    _must("made_next_offset", BigInteger),  # what the log gave in its place
+    _must("made_next_offset", BigInteger),  # this and the next: what the rebuild made of the log in their place
     Column("made_chain", LargeBinary),
-    _must("kept_schema", Text),  # where the old tables were left
+    _must("kept_schema", Text),  # the schema in which the old tables were left
     key=["overruled_at"],
 )
 

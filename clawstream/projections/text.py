@@ -1,4 +1,4 @@
-"""Any text and any JSON as Postgres can hold them, and back. Pure.
+"""Any text and any JSON in a form that Postgres can hold, and back. Pure.
 
 Postgres text and jsonb refuse the character NUL and lone surrogates, and conversations contain both. They are stored as
 U+241B, a small "u" and four hex digits; U+241B itself is stored that way too, so `unescape(escape(text)) == text` for
@@ -20,7 +20,7 @@ _JSON_TOKEN = re.compile(
 )
 _MAYBE_HUGE = re.compile(r"[0-9](?:[eE][+-]?[0-9]{3}|[0-9]{299})")
 _HEX_ESCAPE_LENGTH = len("\\u0000")
-_MAX_NUMBER_LENGTH = 4000  # digits, and the power of ten; jsonb takes 16383 digits after the point
+_MAX_NUMBER_LENGTH = 4000  # limits digits and the power of ten; jsonb takes 16383 digits after the point
 
 
 def escape(text: str) -> str:
@@ -29,7 +29,7 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Return the text from which `escape` made this one."""
+    """Return the text that `escape` turned into `text`."""
     return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
 
 
@@ -47,7 +47,7 @@ def storable_json(raw: bytes) -> str:
 
 
 def original_json(stored: str) -> str:
-    """Return the text of a jsonb value with every string in it, keys included, as it was before `storable_json`."""
+    """Return the text of a jsonb value in which each string, keys included, is as it was before `storable_json`."""
     return _ESCAPED.sub(r"\\u\1", stored)
 
 

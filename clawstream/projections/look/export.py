@@ -1,8 +1,8 @@
-"""`clawstream export`: writes conversations and what was learned from them to files, all of one moment.
+"""`clawstream export`: writes conversations, and what was learned from them, to files, as they are at one moment.
 
-One record a line in <name>.jsonl, or a row in <name>.parquet, with the columns of the queries below. JSONL has texts as
-they were said; Parquet has them as stored, escaped as clawstream/projections/text.py says, since it holds UTF-8 only. A
-file gets its name only when it is whole.
+A record is a line of <name>.jsonl or a row of <name>.parquet, with the columns of the queries below. JSONL has texts as
+they were said. Parquet can hold only UTF-8, so it has them as stored, escaped as clawstream/projections/text.py says. A
+file gets its name only when it is complete.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ class FileFormat(StrEnum):
     PARQUET = "parquet"
 
 
-# A conversation ends where no later request of its session holds the answer, so each is there once and whole.
+# Only answers that no later request of the session repeats: so each conversation is there once, to its end.
 _CONVERSATIONS = """
     SELECT e.session_id, e.exchange_id, s.client, e.model,
         request_messages(e.exchange_id) || jsonb_build_array(e.message) AS messages,
@@ -77,7 +77,7 @@ _SAMPLES = """
     FROM samples
     ORDER BY session_id, source_partition, source_offset
 """
-# A judgement needs a judge; a policy taught by thumbs alone has these.
+# Judgements are a judge's; what people, environments and heuristics said is here.
 _FEEDBACK = """
     SELECT f.session_id, f.turn_id, f.feedback_id, f.source, f.key_name, f.score, f.text,
         last_user_text(request_messages(f.turn_id)) AS request,
@@ -145,7 +145,7 @@ _ESCAPE_NOTE = {b"clawstream.text": b"U+241B 'u' and four hex digits stand for t
 
 
 def export(url: str, folder: Path, *, form: FileFormat) -> dict[str, int]:
-    """Write the files into `folder` and return how many records each has; the errors are those of `snapshot`."""
+    """Write the files into `folder` and return how many records each has; raises what `snapshot` raises."""
     folder.mkdir(parents=True, exist_ok=True)
     write = _write_jsonl if form is FileFormat.JSONL else _write_parquet
     counts = {}
@@ -158,7 +158,7 @@ def export(url: str, folder: Path, *, form: FileFormat) -> dict[str, int]:
 
 @contextmanager
 def _whole(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; that file gets the name `path` if the block ends without an error."""
+    """Yield a path to write to; the file there is renamed to `path` if the block ends without an error."""
     part = path.with_name(f"{path.name}.part")
     try:
         yield part

@@ -1,7 +1,7 @@
-"""`clawstream sql`: one query that reads, of one moment, printed as a table, as CSV or as JSON.
+"""`clawstream sql`: one query that only reads, all at one moment, printed as a table, as CSV or as JSON.
 
-Strangers wrote the cells' contents, so no output makes a terminal do anything, and no cell of the CSV is a formula to a
-spreadsheet. The values of the JSON are those of the database.
+Strangers wrote what stands in the cells. So no output has characters that a terminal obeys, and no cell of the CSV is a
+formula to a spreadsheet. The values in the JSON are exactly those of the database.
 """
 
 import csv
@@ -31,7 +31,7 @@ from clawstream.projections.look.summaries import printable, printable_json
 
 
 class Json(str):
-    """JSON as its text: it may be nested too deep for parsers, and the text is enough for printing."""
+    """The text of JSON, not parsed: it may be nested too deep for parsers, and the text is enough for printing."""
 
     __slots__ = ()
 
@@ -46,14 +46,14 @@ class _JsonLoader(Loader):
 class QueryResult:
     """A query's result: its columns, known before the first row, and the rows as they arrive."""
 
-    names: tuple[str, ...]  # made unique where two are alike
+    names: tuple[str, ...]  # made unique where two columns have one name
     type_oids: tuple[int, ...]
     rows: Iterator[tuple[object, ...]]
 
 
 @contextmanager
 def ask(cursor: psycopg.Cursor, query: str) -> Iterator[QueryResult]:
-    """Run one statement for the length of the block; Postgres refuses more than one."""
+    """Run one statement, whose rows can be read until the block ends; Postgres refuses more than one statement."""
     server = cursor.connection.pgconn
     prepared = server.prepare(b"", query.encode())
     if prepared.status != ExecStatus.COMMAND_OK:
@@ -65,7 +65,7 @@ def ask(cursor: psycopg.Cursor, query: str) -> Iterator[QueryResult]:
     for name in ((columns.fname(n) or b"").decode() for n in numbers):
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
-    # The stream holds the connection's lock until it is closed: an error half-way through would wait for itself.
+    # The stream holds the connection's lock until it is closed: without `closing` a rollback after an error would hang.
     rows = cursor.stream(query.encode())
     assert isinstance(rows, Generator)
     with closing(rows):
@@ -74,18 +74,18 @@ def ask(cursor: psycopg.Cursor, query: str) -> Iterator[QueryResult]:
 
 @contextmanager
 def snapshot(url: str, *, timeout_s: float) -> Iterator[psycopg.Cursor]:
-    """Yield a cursor of the read-only account, which sees one moment; each statement may take `timeout_s`.
+    """Yield a cursor of the read-only account that sees the tables at one moment; a statement may take `timeout_s`.
 
-    The errors are those of `database.looking`, and OperatorError with Postgres's own words where a statement fails.
+    Raises what `database.looking` raises, and OperatorError with Postgres's own words where a statement fails.
     """
     try:
         with database.looking(url) as engine, engine.connect() as connection:
             driver = accounts.driver_of(connection)
-            driver.rollback()  # what the pool asked first
+            driver.rollback()  # ends the transaction of the pool's own first query
             driver.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             driver.read_only = True
             cursor = driver.cursor()
-            # Locked before the moment is chosen: a rebuild then waits with its swap until this has ended.
+            # Locked before the moment is chosen, so that a rebuild does not swap the tables until this has ended.
             cursor.execute("LOCK TABLE offsets IN ACCESS SHARE MODE")
             for name in ("json", "jsonb"):
                 cursor.adapters.register_loader(name, _JsonLoader)
@@ -103,7 +103,7 @@ def _words(error: psycopg.Error) -> str:
 
 TIMEOUT_S = 60.0
 MAX_TABLE_ROWS = 1000
-_OF_FORMULAS = tuple("=+-@\t\n\uff1d\uff0b\uff0d\uff20")  # the last of these are the first in full width
+_OF_FORMULAS = tuple("=+-@\t\n\uff1d\uff0b\uff0d\uff20")  # the last four are the first four in full width
 _NUMBER = re.compile(r"[+-]?[0-9]{1,300}(?:\.[0-9]{0,300})?(?:[eE][+-]?[0-9]{1,3})?")
 
 
@@ -116,19 +116,19 @@ class RowFormat(StrEnum):
 
 
 def print_query(url: str, query: str, *, form: RowFormat, out: TextIO, timeout_s: float = TIMEOUT_S) -> None:
-    """Print the result of `query`; the errors are those of `snapshot`."""
+    """Print the result of `query`; raises what `snapshot` raises."""
     with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
         _PRINT[form](answer, out)
 
 
 def rows_of(url: str, query: str, *, timeout_s: float = TIMEOUT_S) -> list[dict[str, Any]]:
-    """Return the rows of `query`, by column, JSON as its text; the errors are those of `snapshot`."""
+    """Return the rows of `query` as dicts by column, with JSON as text; raises what `snapshot` raises."""
     with snapshot(url, timeout_s=timeout_s) as cursor, ask(cursor, query) as answer:
         return [dict(zip(answer.names, row, strict=True)) for row in answer.rows]
 
 
 def json_of(value: object) -> str:
-    """Return a cell, or a row by column, as JSON."""
+    """Return a cell, or a row as a dict by column, as JSON."""
     return orjson.dumps(value, default=_known_to_orjson, option=orjson.OPT_PASSTHROUGH_SUBCLASS).decode()
 
 
@@ -176,7 +176,7 @@ _PRINT: Mapping[RowFormat, Callable[[QueryResult, TextIO], None]] = {
 
 
 def _short(value: object) -> str | None:
-    """A cell of the table for people: four digits of a number, whole seconds of a time."""
+    """Return a cell of the printed table: a number with four digits, a time in whole seconds."""
     if isinstance(value, float | Decimal):
         return f"{float(value):.4g}"
     if isinstance(value, datetime):
@@ -185,7 +185,7 @@ def _short(value: object) -> str | None:
 
 
 def _csv_cell(value: object) -> str | None:
-    """A cell that no spreadsheet takes for a formula: an apostrophe is put before one that it would."""
+    """Return a cell of the CSV: one that a spreadsheet would take for a formula gets an apostrophe in front."""
     cell = _cell(value)
     if cell is None:
         return None

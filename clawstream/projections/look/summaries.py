@@ -1,4 +1,4 @@
-"""An event in readable form: one line, or JSON with everything in it. Pure."""
+"""Events in readable form: as one line, or as JSON with everything in it. Pure."""
 
 import json
 from dataclasses import fields, is_dataclass
@@ -8,7 +8,7 @@ from clawstream.events import Event
 from clawstream.stream.stage import Record
 
 MAX_WORDS = 160  # characters of what somebody said
-_OWN_BLOCK = '"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>'  # a message of the client's own, at the end of its requests
+_OWN_BLOCK = '"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>'  # begins a message that OpenClaw itself adds to its requests
 
 
 def line(event: Event) -> str:
@@ -25,7 +25,7 @@ def line(event: Event) -> str:
 
 
 def printable(text: str, *, kept: str = "") -> str:
-    """Return `text` with characters that a terminal obeys, or can't show, as escapes, except those in `kept`."""
+    """Return `text` with an escape for each character that a terminal obeys or can't show, except those in `kept`."""
     if text.isprintable():
         return text
     return "".join(
@@ -41,7 +41,7 @@ def printable_json(text: str) -> str:
 
 
 def as_dict(record: Record) -> dict[str, object]:
-    """Return the record as plain values; JSON in the event stays JSON here."""
+    """Return the record as plain values; JSON that the event holds as bytes is parsed."""
     return {
         "topic": record.topic,
         "partition": record.partition,

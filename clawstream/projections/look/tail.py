@@ -23,16 +23,16 @@ _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 class TailOptions:
     """Which records to show."""
 
-    topic: str  # whole
-    session_id: str | None = None  # the record key, so a policy's id works too; None: all
+    topic: str  # the whole name
+    session_id: str | None = None  # the key of the records, so a policy's id works too; None: all records
     start: Start = "latest"
     until_end: bool = False
 
 
 def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: bool, now_ms: int) -> TailOptions:
-    """Return the options that a command line's words ask for; raises OperatorError for words that it can't read.
+    """Return the options that the words of a command line ask for; raises OperatorError for words that make no sense.
 
-    `topic` may be short ("turns"). Without `since` it begins now, or at the earliest record where it ends at the end.
+    `topic` may be short ("turns"). Without `since`, tail begins now, or at the earliest record if `until_end` is set.
     """
     start: Start = "earliest" if until_end else "latest"
     if since is not None:
@@ -49,8 +49,8 @@ def start_ms(since: str, now_ms: int) -> int:
         time = datetime.fromisoformat(since)
     except ValueError as error:
         raise OperatorError(
-            f"--from {since!r} is no time: expected 90s, 5m, 2h or 1d before now, or an ISO time such as "
-            "2026-11-20T14:00 (UTC where it names no zone)"
+            f"--from {since!r} is no time: expected how long ago (90s, 5m, 2h or 1d), or an ISO time such as "
+            "2026-11-20T14:00 (in UTC if it names no zone)"
         ) from error
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
 
@@ -58,7 +58,7 @@ def start_ms(since: str, now_ms: int) -> int:
 async def tail(log: Log, what: TailOptions, *, as_json: bool, out: TextIO) -> None:
     """Print each record once until cancelled or, with `until_end`, where the topic ends.
 
-    Existing records are printed in order of time, later ones as they arrive.
+    Existing records are printed in order of append time, later ones as they arrive.
     """
     ends = await log.end_offsets([what.topic])
     starts = await log.offsets_at([what.topic], what.start) if what.start != "latest" else ends
@@ -78,7 +78,7 @@ async def tail(log: Log, what: TailOptions, *, as_json: bool, out: TextIO) -> No
 async def in_time_order(
     batches: AsyncGenerator[Sequence[Arrived], None], ranges: Mapping[PartitionId, tuple[int, int]]
 ) -> AsyncGenerator[Arrived, None]:
-    """Yield the records of `batches` in the ranges: in order within a partition, else the older one first.
+    """Yield the records of `batches`, which are those in `ranges`: a partition's in order, else the oldest first.
 
     Records of a slower partition are waited for, so at worst all records are held until the batches end.
     """
@@ -129,5 +129,5 @@ def _whole_name(topic: str) -> str:
     names = event_topics()
     found = [name for name in names if topic in (name, name.removeprefix("clawstream.").rpartition(".")[0])]
     if not found:
-        raise OperatorError(f"there is no topic {topic!r}: expected one of {', '.join(names)}, or its middle word")
+        raise OperatorError(f"there is no topic {topic!r}: expected one of {', '.join(names)}, or just its middle word")
     return found[0]

@@ -1,6 +1,6 @@
-"""The tables made again from the log, beside the existing ones, in a transaction that leaves nothing behind.
+"""Makes the tables again from the log, beside the existing ones, in a transaction that leaves nothing behind.
 
-The existing tables are seen as of one moment. Meanwhile the projector writes on, and a rebuild waits with its swap.
+The existing tables are seen as they are at one moment. Meanwhile the projector writes on; a rebuild can't swap tables.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,21 +22,21 @@ from clawstream.stream import topics
 from clawstream.stream.log import PartitionId
 
 COMPARED = (*tables.FACTS, tables.sessions)
-MAX_NAMED = 20  # differing rows of a table
+MAX_NAMED = 20  # of the differing rows of a table
 _SHOWN = 80  # characters of a value
 _SCRATCH_MEMORY = "128MB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A row that differs from the row that the log gives."""
+    """A row of a table that differs from what the log gives."""
 
     table: str
     key: str
     what: str  # missing, extra, different
-    column: str | None = None  # the first column that differs
-    expected: str | None = None  # by the log, cut short; None is NULL
-    found: str | None = None
+    column: str | None = None  # the first column that differs; None: none, or its row is missing or extra
+    expected: str | None = None  # the value that the log gives, cut short; None is NULL
+    found: str | None = None  # the value in the table, cut short; None is NULL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class Differences:
 
 
 class Scratch:
-    """Empty tables like those of the projection; `compare` reports how rows put there differ from the projection's."""
+    """Empty tables like those of the projection; `compare` says how the rows put into them differ from its rows."""
 
     def __init__(self, cursor: psycopg.Cursor, schema: str) -> None:
-        self.cursor = cursor  # sees the projection until `begin`
+        self.cursor = cursor  # before `begin`, plain table names mean the projection's tables
         self._schema = schema
 
     def begin(self, begins: Mapping[PartitionId, int]) -> None:
@@ -63,7 +63,7 @@ class Scratch:
         cursor.execute("CREATE TEMPORARY TABLE reach (topic text, partition integer, begin bigint) ON COMMIT DROP")
         reach = [(*place, offset) for place, offset in begins.items()]
         cursor.executemany("INSERT INTO reach VALUES (%s, %s, %s)", reach)
-        cursor.execute("SET LOCAL search_path = pg_temp")  # code that fills tables names them without a schema
+        cursor.execute("SET LOCAL search_path = pg_temp")  # `merge` names tables without a schema
 
     def put(self, rows: Sequence[TableRow]) -> None:
         """Add rows to the tables, as the projector adds them to its own."""
@@ -80,7 +80,7 @@ class Scratch:
         return {key for (key,) in self.cursor.execute(sql.SQL(" UNION ").join(parts))}
 
     def without_outcome(self) -> tuple[int, list[str]]:
-        """Return how many answers of main turns have no outcome, though a later answer or a day came; and some ids."""
+        """Return how many main answers have no turn although a later answer or a day came; and the first ids."""
         query = _WITHOUT_OUTCOME.format(
             exchanges=self._live(tables.exchanges),
             turns=self._live(tables.turns),
@@ -90,7 +90,7 @@ class Scratch:
         return len(found), found[:MAX_NAMED]
 
     def compare(self, table: Table, only: Collection[str] | None) -> Differences:
-        """Compare every row, both ways; with `only`, the rows of records with these keys (as stored)."""
+        """Compare every row, in both directions; with `only`, just the rows of records with these keys (as stored)."""
         parts = {
             "key": _key(table),
             "live": self._live(table),
@@ -118,7 +118,7 @@ class Scratch:
 
 @contextmanager
 def scratch(url: str) -> Iterator[Scratch]:
-    """Yield a scratch beside the projection as of now. Raises DatabaseMismatch, PartUnavailable, OperatorError."""
+    """Yield a scratch beside the projection as it is now. Raises DatabaseMismatch, PartUnavailable, OperatorError."""
     engine = database.connect(url, application="clawstream audit")
     try:
         database.check(engine)
@@ -130,7 +130,7 @@ def scratch(url: str) -> Iterator[Scratch]:
             try:
                 cursor.execute(f"SET LOCAL temp_buffers = '{_SCRATCH_MEMORY}'")
                 names = sql.SQL(", ").join(sql.Identifier(name) for name in tables.metadata.tables)
-                # Locked before the moment is chosen, so that the locked tables are the compared ones.
+                # Locked before the moment is chosen, so that no rebuild swaps in other tables in between.
                 cursor.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
                 yield Scratch(cursor, live_schema(cursor))
             finally:
@@ -144,7 +144,7 @@ def scratch(url: str) -> Iterator[Scratch]:
 
 
 def live_schema(cursor: psycopg.Cursor) -> str:
-    """Return the schema that the projection's names stand in."""
+    """Return the schema of the projection's tables."""
     query = (
         "SELECT nspname FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace WHERE c.oid = 'offsets'::regclass"
     )
@@ -154,7 +154,7 @@ def live_schema(cursor: psycopg.Cursor) -> str:
 
 
 def key_column(table: Table) -> str:
-    """Return the column that holds the record key of a row's record."""
+    """Return the column that holds the keys of the rows' records."""
     columns = table.columns
     if "replay" in columns and "policy_id" not in columns:
         return "replay"
@@ -171,7 +171,7 @@ def _record_key(table: Table) -> sql.Identifier:
 
 
 _LIKE = sql.SQL("CREATE TEMPORARY TABLE {name} (LIKE {live} INCLUDING GENERATED, PRIMARY KEY ({key})) ON COMMIT DROP")
-# An answer without a later one waits for its reaction. The stage settles it once the session is silent, and
+# A session's last answer may still wait for its next state. The turns stage settles it once the session is silent, and
 # forgets it after a day.
 _WITHOUT_OUTCOME = sql.SQL("""
     SELECT exchange_id FROM {exchanges} e
@@ -189,7 +189,7 @@ _WITHOUT_OUTCOME = sql.SQL("""
 """)
 
 _COUNT = sql.SQL("SELECT count(*) FROM {made} WHERE {wanted}")
-# *<> compares the stored bytes, and takes NULL for a value.
+# *<> compares the stored bytes, and treats NULL as a value.
 _DIFFERENT = sql.SQL("""
     SELECT coalesce(l.{key}, m.{key})::text, l.{key} IS NULL, m.{key} IS NULL, {columns}
     FROM (SELECT * FROM {live} WHERE {wanted}) AS l
@@ -216,4 +216,4 @@ def _difference(table: Table, found: Sequence[Any]) -> Difference:
         differs, expected, there = columns[3 * n : 3 * n + 3]
         if differs:
             return replace(named, column=column.name, expected=expected, found=there)
-    return named  # bytes differ, values are equal
+    return named  # the bytes differ, but the values are equal

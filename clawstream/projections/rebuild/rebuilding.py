@@ -1,9 +1,9 @@
 """`clawstream projection rebuild`: makes every table again from the log, beside the tables in use, then swaps them.
 
-Readers and the projector go on meanwhile; the names that they use stay. At the swap the projector waits at the recorded
-offsets until the new tables hold exactly what the old ones hold, and then goes on with the new ones; readers wait a
-moment. Where the log and the recorded offsets contradict each other nothing is changed, unless a person says that the
-log is right.
+Readers and the projector go on meanwhile; the table names that they use stay. At the swap the projector is held until
+the new tables have been read as far as the old ones, and then it goes on with the new ones; readers wait a moment.
+Where the log and the recorded offsets contradict each other nothing is changed, unless a person says that the log is
+right.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, past_t
 
 T = TypeVar("T")
 
-Tell = Callable[[str, int, int], None]  # the work's name, how much is done, of how much
+Tell = Callable[[str, int, int], None]  # (what is being done, how much is done, of how much)
 _BUILD_LOCK = 0x636C6178  # an arbitrary lock number that no other program on this database uses
-HELD_RECORDS = 2000  # the projector is kept waiting for at most so many, unless it reads as fast as we do
+HELD_RECORDS = 2000  # at most this many are read while the projector is held, unless it reads as fast as the rebuild
 SWAP_TRIES = 600
 SWAP_AGAIN_S = 0.5
 _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycopg.errors.DeadlockDetected)
@@ -47,7 +47,7 @@ _IN_USE = (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled, psycop
 
 @asynccontextmanager
 async def on_a_thread(blocking: AbstractContextManager[T]) -> AsyncIterator[T]:
-    """Enter and leave a context that blocks."""
+    """Enter and leave, on another thread, a context that blocks."""
     value = await asyncio.to_thread(blocking.__enter__)
     try:
         yield value
@@ -77,17 +77,17 @@ class Rebuilt:
 
     records: int
     records_set_aside: int  # set aside by the projector, so without a row
-    records_unread: int  # others that can't be read and have no row
+    records_unread: int  # others that can't be decoded and have no row
     seconds: Mapping[str, float]  # by phase
     kept_schema: str | None  # the schema of the old tables; None: they are dropped
     kept_because: str | None
-    overruled: Sequence[str]  # partitions whose recorded offsets were not followed; the table `overruled` keeps them
-    fenced: Sequence[str]  # partitions that a running projector has to claim again, which it does
+    overruled: Sequence[str]  # partitions whose recorded offsets were replaced; the table `overruled` keeps the old
+    fenced: Sequence[str]  # partitions that a running projector has to claim again, which it does by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What the projector has read, and which of those records have no row, being set aside."""
+    """How far the projector has read, and which of those records have no row, as they are set aside."""
 
     progress_of: Mapping[PartitionId, PartitionProgress]
     left_out: LeftOut
@@ -99,9 +99,9 @@ async def rebuild(
     """Make the tables again and swap them in; without `keep` the old ones are dropped.
 
     Raises OperatorError, with the tables as they were, where another rebuild runs, where the log has lost records that
-    the tables have and `forget_expired` does not allow for that, or where the log is not the one that was projected.
-    With `trust_log` the last is no error: the new tables follow the log as it is, the old ones are kept, and their
-    recorded offsets are noted.
+    the tables may have and `forget_expired` is not set, or where the log is not the one that was projected. With
+    `trust_log` the last is no error: the new tables follow the log as it is, the old ones are kept, and their recorded
+    offsets are noted.
     """
     engine = database.connect(url, application="clawstream rebuild")
     building = database.connect(url, application="clawstream rebuild", schema=BUILDING)
@@ -142,7 +142,7 @@ async def rebuild(
 
 @contextmanager
 def _alone(engine: Engine) -> Iterator[psycopg.Cursor]:
-    """Be the only rebuild of the database, for the length of the block and as long as the cursor's session lasts."""
+    """Be the only rebuild of the database until the block ends, or the session of the cursor does."""
     database.check(engine)
     with schemas.session(engine) as cursor:
         if cursor.execute("SELECT pg_try_advisory_lock(%s)", (_BUILD_LOCK,)).fetchone() != (True,):
@@ -151,7 +151,7 @@ def _alone(engine: Engine) -> Iterator[psycopg.Cursor]:
 
 
 class _Build:
-    """Tables in a schema of their own, and how far they have read."""
+    """The tables that are being built in a schema of their own, and how far each partition was read into them."""
 
     def __init__(
         self, lock: psycopg.Cursor, engine: Engine, building: Engine, log: Log, tell: Tell, *, trust_log: bool
@@ -165,7 +165,7 @@ class _Build:
         self._claims: dict[PartitionId, PartitionClaim] = {}
         self._trust_log = trust_log
         self._begins: Mapping[PartitionId, int] = {}
-        self._cut: dict[PartitionId, int] = {}  # the log's end, where the recorded offsets lie beyond it
+        self._cut: dict[PartitionId, int] = {}  # the log's end, of partitions whose recorded offset lies beyond it
         self._left_out: LeftOut = {}
         self.records = 0
         self.num_unread = 0
@@ -175,23 +175,23 @@ class _Build:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Note how long the block takes."""
+        """Note how many seconds the block takes."""
         begun = time.perf_counter()
         yield
         self.seconds[name] = round(time.perf_counter() - begun, 2)
 
     @property
     def num_left_out(self) -> int:
-        """How many records have no row, being set aside."""
+        """How many records have no row, as they are set aside."""
         return sum(map(len, self._left_out.values()))
 
     def recorded(self) -> Recorded:
-        """Return what the projector has read by now; blocks."""
+        """Return how far the projector has read by now; this call blocks."""
         with schemas.session(self._engine) as cursor:
             return _without(_recorded(cursor), self._cut)
 
     async def begin(self, *, forget_expired: bool) -> None:
-        """Refuse a log that the tables can't be made from."""
+        """Raise where the tables can't be made from this log."""
         recorded = await asyncio.to_thread(self.recorded)
         ends, self._begins = await asyncio.gather(self._log.end_offsets(TOPICS), self._log.begin_offsets(TOPICS))
         offsets = {place: progress.next_offset for place, progress in recorded.progress_of.items()}
@@ -209,13 +209,13 @@ class _Build:
             )
 
     async def fill(self) -> None:
-        """Fill the tables, which are empty, with all records that the projector has read by now."""
+        """Fill the empty tables with all records that the projector has read by now."""
         recorded = await asyncio.to_thread(self.recorded)
         await self._read_to(recorded, self.left(recorded), "reading the log")
         await asyncio.to_thread(schemas.analyze, self._building)
 
     async def catch_up(self) -> None:
-        """Read until little is left of what the projector has read, or until it reads as fast as this rebuild."""
+        """Read on until few records are left that the projector has read, or until it reads as fast as this rebuild."""
         before = None
         recorded = await asyncio.to_thread(self.recorded)
         await self._use_released(recorded.left_out)
@@ -224,7 +224,7 @@ class _Build:
             before, recorded = left, await asyncio.to_thread(self.recorded)
 
     async def swap_in(self, old: str) -> None:
-        """Give the new tables the names, and move the old ones to the schema `old`."""
+        """Put the new tables in the place of the old ones, and move those to the schema `old`."""
         for _ in range(SWAP_TRIES):
             try:
                 async with on_a_thread(schemas.projector_held(self._engine)) as cursor:
@@ -232,7 +232,7 @@ class _Build:
                     recorded = _without(found, self._cut)
                     await self._read_to(recorded, self.left(recorded))
                     self._settle(found.progress_of)
-                    await asyncio.to_thread(self._lock.execute, "SELECT 1")  # raises where its session has ended
+                    await asyncio.to_thread(self._lock.execute, "SELECT 1")  # raises if the lock's session has ended
                     await asyncio.to_thread(schemas.swap, cursor, old)
                     wrong = {place: found.progress_of[place] for place in self.overruled}
                     await asyncio.to_thread(overrule, cursor, wrong, self._claims, old)
@@ -262,7 +262,7 @@ class _Build:
         new = [place for place in recorded.progress_of if place not in self._claims]
         if new:
             self._claims |= await asyncio.to_thread(self._writer.claim, new)
-        # First, so that each key's rows are made in order: these records were used before any later one of their key.
+        # First, so that each key's rows are made in order: the projector used these before later records of the key.
         await self._use_released(recorded.left_out)
         if not left:
             return
@@ -276,7 +276,7 @@ class _Build:
         self.records += done
 
     async def _use_released(self, left_out: LeftOut) -> None:
-        """Make the rows of records that are not left out any more; from here on the new `left_out` counts."""
+        """Make the rows of records that are not left out any more; from now on the new `left_out` counts."""
         before, self._left_out = self._left_out, left_out
         for place, offsets in before.items():
             wanted = offsets - left_out.get(place, frozenset())
@@ -296,7 +296,7 @@ class _Build:
         for batch in in_batches(records):
             left_out = self._left_out.get(batch.place, frozenset())
             unread = {record.offset for record in batch.records if isinstance(record, Undecodable)} - left_out
-            self.num_unread += len(unread)  # the projector has warned of each
+            self.num_unread += len(unread)  # the projector has logged a warning for each
             parts.append(partition_rows(batch, self._claims[batch.place], left_out | unread))
         if self._writer.write(parts):
             raise _rivalled()
@@ -304,15 +304,15 @@ class _Build:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
     def _settle(self, found: Mapping[PartitionId, PartitionProgress]) -> None:
-        """Find the wrong recorded offsets, or refuse them; find the partitions that a projector has to claim again."""
+        """Find partitions whose chains contradict the log, or raise; and those that a projector has to claim again."""
         other = [place for place, progress in found.items() if self._is_other(place, progress)]
         if other and not self._trust_log:
             first = other[0]
             raise OperatorError(
                 f"the log of {first.topic} partition {first.partition} is not the one that was projected: their "
                 "hash chains differ. The tables are as they were; `clawstream audit verify` names the records. Where "
-                "the log is right, `clawstream projection rebuild --trust-log` makes the tables and the chain of it, "
-                "keeps the old tables and notes what their books said"
+                "the log is right, `clawstream projection rebuild --trust-log` makes new tables and chains from it, "
+                "keeps the old tables and notes their recorded offsets"
             )
         self.overruled = sorted({*other, *self._cut})
         changed = [place for place, claim in self._claims.items() if claim.chain != found[place].chain]
@@ -324,7 +324,7 @@ class _Build:
 
 
 def _recorded(cursor: psycopg.Cursor) -> Recorded:
-    # In this order: of the records read by then, ever fewer are left out.
+    # Offsets first: of the records before them, none is set aside later, and some may be released.
     return Recorded(progress_of=partition_progress(cursor), left_out=left_out(cursor))
 
 

@@ -1,6 +1,6 @@
 """The tables in use and the rebuilt ones, in two schemas of a database; and recorded offsets that a rebuild overruled.
 
-A table's plain name means the table in the schema that holds `offsets`. A swap moves tables between schemas, no rows.
+The tables in use are in the schema whose `offsets` a plain name finds. A swap moves tables between schemas, not rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from clawstream.stream.log import PartitionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overruled:
-    """What the recorded offsets said of a partition, and what replaced them."""
+    """What the books said of a partition before a rebuild overruled them, and what they say since."""
 
     place: PartitionId
     at: datetime
@@ -31,7 +31,7 @@ class Overruled:
     chain: bytes | None
     made_next_offset: int
     made_chain: bytes | None
-    kept_schema: str  # where the old tables were left
+    kept_schema: str  # the schema in which the old tables were left
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields that are shown, as plain values."""
@@ -51,23 +51,23 @@ def overrule(
     made: Mapping[PartitionId, PartitionClaim],
     kept_schema: str,
 ) -> None:
-    """Replace these recorded offsets by those of the rebuilt tables, and note the old ones."""
+    """Replace these recorded offsets by those of the rebuilt tables, and note the old ones in `overruled`."""
     for place, progress in progress_of.items():
         end, chain = made[place].next_offset, made[place].chain
         cursor.execute(_NOTED, (*place, progress.next_offset, progress.chain, end, chain, kept_schema))
-        # Other records will take these offsets, with rows and commits of their own.
+        # Other records will get the offsets from `end` on, with rows and commits of their own.
         cursor.execute(_UNCOMMITTED, (*place, end))
         cursor.execute(_NOT_SET_ASIDE, (*place, end))
         cursor.execute(_SET, (end, *place))
 
 
 def fence(cursor: psycopg.Cursor, places: Iterable[PartitionId]) -> None:
-    """Stop projectors from writing these partitions on from the old chain: they have to claim them again first."""
+    """Make projectors claim these partitions again before they write, so that none goes on from the old chain."""
     cursor.executemany("UPDATE offsets SET epoch = epoch + 1 WHERE topic = %s AND partition = %s", list(places))
 
 
 def overruled_of(cursor: psycopg.Cursor) -> list[Overruled]:
-    """Return every entry that was ever overruled, the oldest first."""
+    """Return all entries of `overruled`, the oldest first."""
     with cursor.connection.cursor(row_factory=dict_row) as by_name:
         return [
             Overruled(place=PartitionId(row.pop("topic"), row.pop("partition")), **row)
@@ -91,8 +91,8 @@ _FOUND = """
 
 BUILDING = "clawstream_rebuild"
 HOLD_WITHIN_MS = 10_000  # longer than a batch of the projector takes
-# The longest that readers wait for a swap. Postgres looks for deadlocks after a second, so it never ends a reader that
-# holds one table and waits for another that the swap holds.
+# The longest that readers wait for a swap. Postgres looks for deadlocks after a second, so the swap gives up before
+# Postgres could end a reader that holds one table and waits for another, which the swap holds.
 SWAP_WITHIN_MS = 800
 DROP_WITHIN_MS = 60_000
 
@@ -105,7 +105,7 @@ class _DatabaseObject:
     name: sql.Composable  # a function's with its arguments
 
     def at(self, schema: str) -> sql.Composed:
-        """Return its whole name."""
+        """Return its name with that schema."""
         return sql.SQL("{}.{}").format(sql.Identifier(schema), self.name)
 
 
@@ -123,14 +123,14 @@ def session(engine: Engine) -> Iterator[psycopg.Cursor]:
 
 
 def make_building(engine: Engine) -> None:
-    """Make the schema to build in, empty; the remains of an interrupted rebuild are dropped."""
+    """Make the empty schema to build in; the remains of an interrupted rebuild are dropped."""
     with session(engine) as cursor:
         cursor.execute(f"DROP SCHEMA IF EXISTS {BUILDING} CASCADE")
         cursor.execute(f"CREATE SCHEMA {BUILDING}")
 
 
 def analyze(building: Engine) -> None:
-    """Analyze the tables, for the planner."""
+    """Let Postgres gather the statistics of the tables, by which it plans queries."""
     with session(building) as cursor:
         cursor.execute(sql.SQL("ANALYZE {}").format(sql.SQL(", ").join(map(sql.Identifier, metadata.tables))))
 
@@ -139,7 +139,7 @@ def analyze(building: Engine) -> None:
 def projector_held(engine: Engine) -> Iterator[psycopg.Cursor]:
     """Yield a cursor in a transaction during which no projector writes or moves its offsets; readers go on.
 
-    Its changes are committed if the block ends without an error, else undone. Raises LockNotAvailable.
+    Its changes are committed if the block ends without an error, else undone. LockNotAvailable: a projector holds on.
     """
     with session(engine) as cursor, cursor.connection.transaction():
         cursor.execute(f"SET LOCAL lock_timeout = {HOLD_WITHIN_MS}")
@@ -148,9 +148,9 @@ def projector_held(engine: Engine) -> Iterator[psycopg.Cursor]:
 
 
 def swap(cursor: psycopg.Cursor, old: str) -> None:
-    """Move the tables in use to the schema `old`, and the built ones to their place, with the same readers.
+    """Move the tables in use to the schema `old`, and the built ones into their place, with the same grants.
 
-    The recorded offsets stay as they were. Raises QueryCanceled where a query does not release a table.
+    The recorded offsets stay as they are. Raises QueryCanceled where a query does not release a table in time.
     """
     live = live_schema(cursor)
     names = {"live": sql.Identifier(live), "new": sql.Identifier(BUILDING), "old": sql.Identifier(old)}
@@ -171,7 +171,7 @@ def swap(cursor: psycopg.Cursor, old: str) -> None:
 
 
 def dropped(engine: Engine, old: str) -> str | None:
-    """Drop the old tables and return None; or leave them and return why, as where others' objects depend on them."""
+    """Drop the old tables and return None; or leave them and return why, say because a view of somebody uses them."""
     with session(engine) as cursor:
         cursor.execute(f"SET lock_timeout = {DROP_WITHIN_MS}")
         things = _things(cursor, old)
@@ -186,7 +186,7 @@ def dropped(engine: Engine, old: str) -> str | None:
     return None
 
 
-# These rows are copied: the log does not say when a row could first be read.
+# These rows are copied, as they can't be made from the log: it does not say when a row was committed, for example.
 _BOOKS = (
     sql.SQL("TRUNCATE {new}.commits, {new}.set_aside"),
     sql.SQL("INSERT INTO {new}.set_aside SELECT * FROM {live}.set_aside"),

@@ -1,4 +1,4 @@
-"""`clawstream audit verify`: that the tables say what the log says, as far as the projector has read it."""
+"""`clawstream audit verify`: checks that the tables say what the log says, as far as the projector has read it."""
 
 import asyncio
 import heapq
@@ -38,24 +38,24 @@ class Sample:
 class Audit:
     """What was compared, and what is wrong."""
 
-    records: int  # read of the log
-    records_chained: int  # of these, compared with the chain; the others are older than the chain, or its start expired
+    records: int  # read from the log
+    records_chained: int  # compared with the chain; the others are older than the chain or than its first whole block
     records_set_aside: int  # set aside by the projector, so without a row; they are not compared
-    records_unread: int | None  # others that can't be read and have no row; None: a sample does not count them
+    records_unread: int | None  # others that can't be decoded and have no row; None: not counted, as with a sample
     unchained: Mapping[PartitionId, int]  # partitions without a chain, and how many records of each were read
     breaks: Sequence[Break]
     rows: int  # rows made from the log and compared
     rows_differ: int
     differences: Sequence[Difference]  # the first differences of each table
-    expired: Mapping[PartitionId, int]  # where the log has lost its beginning: its first offset
-    keys: int | None  # keys compared; None: all
-    answers_without_outcome: int  # neither paired nor orphaned, and not the newest of their sessions, or silent a day
-    without_outcome: Sequence[str]  # the first of these
-    overruled: Sequence[Overruled]  # recorded offsets that a rebuild overruled at a person's word, the oldest first
+    expired: Mapping[PartitionId, int]  # partitions whose beginning the log has lost, and the first offset it has
+    keys: int | None  # how many keys were compared; None: all
+    answers_without_outcome: int  # neither paired nor orphaned, though a later answer or a day of silence followed
+    without_outcome: Sequence[str]  # the ids of the first of these
+    overruled: Sequence[Overruled]  # recorded offsets that a rebuild overruled as a person asked, the oldest first
 
     @property
     def chain_ok(self) -> bool | None:
-        """Whether every record compared is the one that was projected; None: none could be compared."""
+        """Whether every record that was compared is the one that was projected; None: none could be compared."""
         if self.breaks:
             return False
         return None if self.records and not self.records_chained else True
@@ -67,21 +67,21 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """What is wrong, and what to do, in words for a person; used where `ok` is false."""
+        """What is wrong and what to do about it, for people; only where `ok` is false."""
         wrong = [f"{len(self.breaks)} breaks of the hash chain"] if self.breaks else []
         wrong += [f"{self.rows_differ} rows differ"] if self.rows_differ else []
         if wrong:
             trust = " --trust-log" if self.breaks else ""
             kept = " and keeps the old ones" if self.breaks else ""
             return (
-                f"the database does not say what the log says: {', '.join(wrong)}. Nothing was changed. Where the log "
-                f"is right, `clawstream projection rebuild{trust}` makes the tables anew{kept}; find out first who "
-                "wrote there"
+                f"the database does not say what the log says: {', '.join(wrong)}. Nothing was changed. Find out first "
+                "who changed the database or the log. Then, if the log is right, `clawstream projection "
+                f"rebuild{trust}` makes the tables anew{kept}"
             )
         return (
             f"{sum(self.unchained.values())} records in {len(self.unchained)} partitions stand in no hash chain, so "
             "nobody can say that they are those that were projected: the tables are older than the chain, or somebody "
-            "took it away. The rows are as the log says. `clawstream projection rebuild` chains every record"
+            "removed it. The rows are as the log says. `clawstream projection rebuild` chains every record"
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -210,9 +210,9 @@ class _LogReading:
 
 
 class _Choice:
-    """The keys with the smallest hashes under the seed, of those in the tables and on the log, and their records.
+    """Chooses keys, of those in the tables and on the log, by the smallest hashes under the seed; keeps their records.
 
-    A key that leaves the smallest never comes back, so one pass over the log finds all records of those that stay.
+    A key that drops out never comes back, so one pass over the log finds all records of the keys that stay.
     """
 
     def __init__(self, sample: Sample, stored: set[str]) -> None:
@@ -254,7 +254,7 @@ class _Choice:
 
 
 def _stored_key(record: Raw) -> str | None:
-    """Return the key as rows store it; None: it is not one of ours, so its record has no row."""
+    """Return the key as rows store it; None: it is not UTF-8, so no event has it and its record has no row."""
     try:
         return indexable((record.key or b"").decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:

@@ -1,9 +1,9 @@
-"""The hash chain over a partition: shows that the log still holds what the projector read. Pure.
+"""The hash chain over a partition shows whether the log still holds what the projector read. Pure.
 
-Each record adds a link, a hash of the chain so far, the record's offset and its digest; the chain begins with a hash of
+Each record adds a link: a hash of the chain so far, the record's offset and its digest. The chain begins with a hash of
 topic and partition. The chain is stored in blocks of BLOCK_OFFSETS offsets, with a short mark per record. So a break
-names the record, and a log that has lost its beginning is checked from the first block that it still reaches. The chain
-shows an edit of the log or of the database, but not of both by one person.
+names the record, and a log that has lost its beginning is checked from the first block whose end it still has. The
+chain shows an edit of the log or of the database, but not one of both by the same person.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ MARK_BYTES = 4
 
 
 class Link(NamedTuple):
-    """The part of a record that the chain takes."""
+    """What of a record goes into the chain."""
 
     offset: int
     digest: bytes
@@ -29,22 +29,22 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainBlock:
-    """The chain after the last record that was read of offsets `number` * BLOCK_OFFSETS and following."""
+    """The chain after the last record that was read of the BLOCK_OFFSETS offsets from `number` * BLOCK_OFFSETS on."""
 
     number: int
-    next_offset: int  # after that record
+    next_offset: int  # the offset after that last record
     chain: bytes
-    marks: bytes  # of each record read: its place in the block, one byte, and the start of its digest
+    marks: bytes  # for each record that was read: its place in the block (one byte), and the start of its digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """A record other than the one that was projected; without an offset, the block's own recorded offsets are wrong."""
+    """Where the chain breaks: a record that differs from the one that was projected, or what is stored of the chain."""
 
     place: PartitionId
     first_offset: int
-    end_offset: int  # exclusive; the next offset where a single record is meant
-    what: str
+    end_offset: int  # exclusive, so one more than `first_offset` where a single record differs
+    what: str  # is wrong
 
 
 def seed(place: PartitionId) -> bytes:
@@ -54,7 +54,7 @@ def seed(place: PartitionId) -> bytes:
 
 
 def blocks(chain: bytes, links: Iterable[Link]) -> list[ChainBlock]:
-    """Return the blocks that `links` (ascending) add to a partition whose chain was `chain`."""
+    """Return the blocks that `links` (by ascending offset) add to a partition whose chain is `chain`."""
     made = []
     for number, group in groupby(links, key=_block_of):
         marks = bytearray()
@@ -71,12 +71,12 @@ class ChainCheck:
     """Compares the recorded blocks with the log's links: `tell` them in order, then `finish`."""
 
     place: PartitionId
-    recorded: deque[ChainBlock]  # that are still to come, ascending
-    chain: bytes | None  # as of `start`; None: the log reaches nothing that could be compared
+    recorded: deque[ChainBlock]  # the blocks that are still to be compared, ascending
+    chain: bytes | None  # the chain before `start`; None: the log has no record that could be compared
     start: int  # the first offset that is compared
     breaks: list[Break] = field(default_factory=list)
     num_records: int = 0
-    _waiting: list[Link] = field(default_factory=list)  # of one block
+    _waiting: list[Link] = field(default_factory=list)  # links of one block, which may not be complete yet
 
     def tell(self, links: Iterable[Link]) -> None:
         """Take the next records of the partition."""
@@ -95,7 +95,7 @@ class ChainCheck:
         while self.recorded:
             self._gone(self.recorded.popleft())
         if self.chain is not None and self.chain != (head or seed(self.place)):
-            self._broken(self._end, self._end, "the head of the chain on record is not that of its last block")
+            self._broken(self._end, self._end, "the stored head of the chain is not that of its last block")
 
     @property
     def _end(self) -> int:
@@ -109,16 +109,16 @@ class ChainCheck:
             self._gone(self.recorded.popleft())
         [read] = blocks(self.chain, links)
         if not self.recorded or self.recorded[0].number > number:
-            self._broken(links[0].offset, read.next_offset, "the books have no block for these records")
+            self._broken(links[0].offset, read.next_offset, "the database has no block for these records")
             self.chain = read.chain
             return
         block = self.recorded.popleft()
-        self.chain = block.chain  # the following blocks are compared by themselves
+        self.chain = block.chain  # so that a break here is not one of the following blocks too
         if block.chain == read.chain:
             return
         found = _differences(self.place, block, links)
         if not found:
-            self._broken(links[0].offset, read.next_offset, "the chain on record is not that of its records")
+            self._broken(links[0].offset, read.next_offset, "the stored chain is not that of these records")
         self.breaks += found
 
     def _gone(self, block: ChainBlock) -> None:
@@ -132,9 +132,9 @@ class ChainCheck:
 def chain_check(
     place: PartitionId, recorded: Sequence[ChainBlock], *, chain_from: int | None, log_begin: int
 ) -> ChainCheck:
-    """Return a check that starts where the chain does, or at the first block that ends where the log still reaches.
+    """Return a check that starts where the chain does, or else after the first block whose end the log still has.
 
-    `recorded` ascends.
+    `recorded` is ascending.
     """
     if chain_from is not None and log_begin <= chain_from:
         return ChainCheck(place=place, recorded=deque(recorded), chain=seed(place), start=chain_from)

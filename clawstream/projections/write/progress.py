@@ -1,4 +1,4 @@
-"""What the tables record of the projector's progress on each partition, as of the reader's transaction."""
+"""Reads from the tables how far the projector has come on each partition, in the caller's transaction."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from clawstream.projections.write.chain import ChainBlock
 from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
 from clawstream.stream.log import PartitionId, past_the_end
 
-LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row, being set aside
+LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row, as they are set aside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProgress:
-    """How far a partition was read, who may write it, and its chain."""
+    """How far a partition was read, which claim may write it, and its chain."""
 
     next_offset: int
     epoch: int
@@ -26,7 +26,7 @@ class PartitionProgress:
 
 
 def partition_progress(cursor: psycopg.Cursor) -> dict[PartitionId, PartitionProgress]:
-    """Return the recorded offsets of every partition that was ever claimed."""
+    """Return the progress on every partition that was ever claimed."""
     with cursor.connection.cursor(row_factory=dict_row) as by_name:
         found = by_name.execute("SELECT topic, partition, next_offset, epoch, chain, chain_from FROM offsets")
         return {PartitionId(row.pop("topic"), row.pop("partition")): PartitionProgress(**row) for row in found}
@@ -43,7 +43,7 @@ def blocks_of(cursor: psycopg.Cursor) -> dict[PartitionId, list[ChainBlock]]:
 
 
 def left_out(cursor: psycopg.Cursor) -> LeftOut:
-    """Return the offsets of records that were read and have no row, being set aside or discarded."""
+    """Return the offsets of records that were read but have no row, as they are set aside or discarded."""
     found: defaultdict[PartitionId, set[int]] = defaultdict(set)
     for topic, partition, offset in cursor.execute("SELECT topic, partition, source_offset FROM set_aside"):
         found[PartitionId(topic, partition)].add(offset)
@@ -77,9 +77,9 @@ def refuse_another_log(offsets: Mapping[PartitionId, int], ends: Mapping[Partiti
     """Raise DatabaseMismatch where the database has read further than the log goes."""
     for place in past_the_end(offsets, ends):
         raise DatabaseMismatch(
-            f"the database has read {place.topic} partition {place.partition} up to offset {offsets[place]}, and this "
+            f"the database has read {place.topic} partition {place.partition} up to offset {offsets[place]}, but this "
             f"log ends at {ends.get(place, 0)}: it is not the log that the database was filled from, or it has lost "
-            "its end. Nothing was written: name the right broker and prefix, or an empty database. Where this log is "
-            "the right one, `clawstream projection rebuild --trust-log` makes the tables of what it has, keeps the old "
-            "ones, and puts the stages back that have read further than it goes"
+            "its end. Nothing was written: name the right broker and prefix, or an empty database. If this log is the "
+            "right one, `clawstream projection rebuild --trust-log` makes new tables from it, keeps the old ones, and "
+            "puts back the stages that have read beyond its end"
         )

@@ -1,7 +1,7 @@
 """Owns partitions of the log and puts the records read from them into the tables.
 
-No record read is dropped: a batch that the database did not take is offered again until it is taken, or until the
-partition has another owner, who starts where the tables end. After a rebuild that owner may be this projector again.
+No record that was read is dropped: a batch that the database did not take is tried again until it is taken, or until
+the partition has another owner, who starts where the tables end. After a rebuild the owner may be this projector again.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
-LOST_GRACE_S = 60.0  # within this time a rebalance tells a member which partitions it lost
+LOST_GRACE_S = 60.0  # within this time a rebalance of the group tells a member which partitions it lost
 
 _NOTHING: Mapping[PartitionId, Sequence[DeadLetter]] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
 class Projector:
-    """The partitions that are ours, and the writer; one task uses it. It waits for the database until `stop`."""
+    """The partitions that are ours, and the writer. One task uses it. It waits for the database until `stop` is set."""
 
     def __init__(self, writer: TableWriter, stop: asyncio.Event, *, lost_grace_s: float = LOST_GRACE_S) -> None:
         self._writer = writer
@@ -41,7 +41,7 @@ class Projector:
         self._lost_grace_s = lost_grace_s
         self._claims: dict[PartitionId, PartitionClaim] = {}
         self._lost_at_s: dict[PartitionId, float] = {}
-        # A rebuild has rewritten the recorded offsets of partitions of ours: `leave`, and claim them again.
+        # True: a rebuild has rewritten the recorded offsets of partitions of ours, so `leave` and claim them again.
         self.overtaken = False
 
     async def claim(self, places: Iterable[PartitionId]) -> dict[PartitionId, int]:
@@ -52,23 +52,23 @@ class Projector:
         return {place: claim.next_offset for place, claim in claims.items()}
 
     def release(self, places: Iterable[PartitionId]) -> None:
-        """Give these partitions up; records that were read and not written are the next owner's to read."""
+        """Give these partitions up. The next owner reads the records that were read here but not written."""
         for place in places:
             self._claims.pop(place, None)
             self._lost_at_s.pop(place, None)
 
     def leave(self) -> None:
-        """Give all partitions up; records read and not written are the next claimant's, which may be this projector."""
+        """Give all partitions up. The next owner, which may be this projector, reads again what was not written."""
         self._claims.clear()
         self._lost_at_s.clear()
         self.overtaken = False
 
     def positions(self) -> dict[PartitionId, int]:
-        """Return, for each partition that is ours, the first offset that is not in the tables."""
+        """Return, for each partition that is ours, the first offset that the tables lack."""
         return {place: claim.next_offset for place, claim in self._claims.items()}
 
     def missing(self, batches: Iterable[RecordBatch]) -> list[RecordBatch]:
-        """Return the records that the tables lack, of partitions that are ours."""
+        """Return those of the records that the tables lack, of partitions that are ours."""
         ours = [(batch, self._claims[batch.place].next_offset) for batch in batches if batch.place in self._claims]
         return [
             replace(batch, records=[record for record in batch.records if record.offset >= start])
@@ -97,11 +97,11 @@ class Projector:
                 self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
     async def waiting(self) -> list[DeadLetter]:
-        """Return the dead letters that the tables say wait. Raises TryLater only once `stop` is set."""
+        """Return the dead letters that wait according to the tables. Raises TryLater only once `stop` is set."""
         return await self._until_taken(self._writer.waiting)
 
     async def use(self, place: PartitionId, release: Release) -> bool:
-        """Write the outcome of the partition's dead letters; return whether it was ours. Raises as `take`."""
+        """Write the outcome for dead letters of the partition; False: it is not ours. Raises what `take` raises."""
         claim = self._claims.get(place)
         if claim is None:
             return False
@@ -144,7 +144,7 @@ def _rows_to_write(
     claims: Mapping[PartitionId, PartitionClaim],
     set_aside: Mapping[PartitionId, Sequence[DeadLetter]],
 ) -> list[PartitionRows]:
-    """Return what is to be written; runs on a thread, since it takes a while."""
+    """Return what is to be written; run it on a thread, as it takes a while."""
     parts = []
     for batch in batches:
         dead_letters = set_aside.get(batch.place, ())
@@ -167,9 +167,9 @@ def batch_of(place: PartitionId, records: Sequence[Arrived]) -> RecordBatch:
 
 
 def partition_rows(batch: RecordBatch, claim: PartitionClaim, left_out: Container[int] = ()) -> PartitionRows:
-    """Return the part of the batch that the claim's tables lack, without rows of the records at `left_out`.
+    """Return what the tables lack of the batch, without rows for the records whose offsets are in `left_out`.
 
-    Raises UnusableRecords where a record can't be made a row.
+    Raises UnusableRecords where a record can't become a row.
     """
     records = [record for record in batch.records if record.offset >= claim.next_offset]
     for record in records:
@@ -186,7 +186,7 @@ def partition_rows(batch: RecordBatch, claim: PartitionClaim, left_out: Containe
 
 
 def link_of(record: Arrived) -> Link:
-    """Return the record's link for the chain, made of its offset and bytes, whatever they mean."""
+    """Return the record's link for the chain, made of its offset and its bytes, whether or not they can be decoded."""
     digest = digest_in(record)
     assert digest is not None, "the record was read from a log"
     return Link(record.offset, digest)

@@ -1,7 +1,7 @@
-"""What the projector does about records that are set aside: holds up the later ones, and uses them once asked.
+"""How the projector treats records that are set aside: it parks later ones of their keys, and uses them when asked to.
 
-The one rule: a key's record gets no row while an earlier one of the key on that partition waits, so that its rows have
-no hole that nobody ruled about. A ruling is carried out in one transaction, and doing it again changes nothing.
+The one rule: a record gets no row while an earlier one of its key and partition waits, so that the key's rows have no
+gap that nobody decided on. A ruling is carried out in one transaction, and carrying it out again changes nothing.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 class ProjectionQuarantine(Quarantine):
-    """The dead letters of the partitions that are ours, until `end`; made again for the next ones. One task uses it.
+    """The dead letters of the partitions that are ours, until `end`. Each assignment has its own, used by one task.
 
-    The letters `waiting` by the tables wait, even if the queues have lost them. Each wait for a database or broker ends
-    with TryLater once `stop` is set.
+    The dead letters in `waiting`, which the tables name, wait even if the queues have lost them. Each wait for a
+    database or broker ends with TryLater once `stop` is set.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ProjectionQuarantine(Quarantine):
         super().__init__(GROUP, TOPICS, to, ordered=True, retry_s=RETRY_S, longest_s=RETRY_S, stop=stop)
         self._projector = projector
         self._failures = failures
-        self._waiting = waiting  # not among the known ones yet
+        self._waiting = waiting  # those that are not in `known` yet
         self._over = False
         self._following = asyncio.create_task(self.follow())
 
@@ -54,7 +54,7 @@ class ProjectionQuarantine(Quarantine):
         self._following.cancel()
 
     async def take(self, batches: Sequence[RecordBatch]) -> None:
-        """Put the batches into the tables, except records set aside, which are in their queue when this returns."""
+        """Put the batches into the tables, except records that are set aside: those are in their queue by then."""
         unusable: dict[DeadLetterId, Exception] = {}
         while await self._is_ours():
             missing = self._projector.missing(batches)
@@ -69,16 +69,16 @@ class ProjectionQuarantine(Quarantine):
                 return
 
     async def release(self) -> None:
-        """Use and close the dead letters that were ruled about, as far as the queues are read and the tables reach."""
+        """Use or discard the dead letters that were ruled about, of records before the tables' offsets."""
         if await self._is_ours():
             positions = self._projector.positions()
             for number in {place.partition for place in positions}:
                 await self.carry_out(number, positions, self._release)
 
     async def _sort_out(self, batch: RecordBatch, unusable: Mapping[DeadLetterId, Exception]) -> list[DeadLetter]:
-        """Set aside what of the batch is unusable, and what waits behind that; return all of it that has no row.
+        """Set aside the batch's unusable records, and those that wait behind them; return the dead letters of both.
 
-        A record that can't be read, on a topic without a queue, holds up nothing: nobody could rule about it.
+        A record that can't be decoded, on a topic without a queue, holds up nothing: nobody could rule about it.
         """
         found = []
         for record in batch.records:
@@ -102,7 +102,7 @@ class ProjectionQuarantine(Quarantine):
         return unusable.get(self.id_of(record))
 
     async def _release(self, ready: Sequence[DeadLetter]) -> bool:
-        """Return whether the dead letters were released; False: the partition is not ours any more."""
+        """Carry out the rulings; return False where the partition is not ours any more."""
         for place, some in groupby(sorted(ready, key=lambda one: one.id), key=lambda one: one.id.place):
             release = await self._used(place, list(some)[:RELEASED_AT_ONCE])
             if release is None:
@@ -112,7 +112,7 @@ class ProjectionQuarantine(Quarantine):
         return True
 
     async def _used(self, place: PartitionId, ready: Sequence[DeadLetter]) -> Release | None:
-        """Return the release that the tables hold now; None: the partition is not ours any more."""
+        """Write the outcome for these dead letters and return it; None: the partition is not ours any more."""
         records = await self.read(ready)
         unusable: dict[DeadLetterId, Exception] = {}
         while True:
@@ -127,9 +127,9 @@ class ProjectionQuarantine(Quarantine):
                 unusable |= refused.errors
 
     async def _is_ours(self) -> bool:
-        """Return, once the queues are read to where they ended, whether we still have partitions.
+        """Wait until the queues are read to where they ended; then return whether we still have our partitions.
 
-        Raises TryLater once `stop` is set, or a read error.
+        Raises TryLater once `stop` is set, and what reading the queues raised.
         """
         if not self.current.is_set():
             waits = [asyncio.create_task(event.wait()) for event in (self.current, self._stop)]
@@ -145,9 +145,9 @@ class ProjectionQuarantine(Quarantine):
         return not self._over
 
     async def _learn(self) -> None:
-        """Add the dead letters that wait by the tables, to their queue too where it has no copy any more.
+        """Add to `known` the dead letters that wait according to the tables, and to a queue that has lost its copy.
 
-        A ruling that is done by the queue but not by the tables (say, restored from a backup) is carried out again.
+        A ruling that is done by the queue, but not in the tables (restored from a backup, say), is carried out again.
         """
         waiting, self._waiting = self._waiting, ()
         for dead_letter in waiting:

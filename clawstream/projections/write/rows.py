@@ -1,7 +1,7 @@
-"""Which of the records read become rows, and as which; the others are set aside. Pure.
+"""Turns records into rows; records that can't become rows are set aside. Pure.
 
-A record is one row of one table, whatever was read before it. A cell is in COPY's text format: a backslash stands
-before what would end it. Text and JSON are stored as clawstream/projections/text.py says.
+A record becomes one row of one table, whatever was read before it. A cell is in COPY's text format, where a backslash
+escapes what would end the cell. Text and JSON are stored as clawstream/projections/text.py says.
 """
 
 import hashlib
@@ -31,18 +31,18 @@ ToCell = Callable[[Any], str]
 NULL = "\\N"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MAX_ID_BYTES = 600  # of the 2704 that an index takes
+_MAX_ID_BYTES = 600  # an index takes 2704 for all of its columns
 _KEPT_ID_CHARACTERS = 100
 _CELL_ENDS = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _SOURCE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
-_NO_FIELD = ("IDENTITY", False)  # any existing attribute will do: the column does not depend on it
+_NO_FIELD = ("IDENTITY", False)  # stands for any attribute that exists: its value is not used
 GROUP = "project"
 
 
 def to_cell(name: str, kind: object, *, enum: bool) -> ToCell:
-    """Return the function that makes a cell of a value other than None, for a column of this name and type."""
+    """Return the function that makes a cell from a value other than None, for a column of this name and type."""
     if enum:
-        return attrgetter("value")  # a word of ours
+        return attrgetter("value")  # one of our own words, so nothing in it has to be escaped
     if isinstance(kind, JSONB):
         return _json
     if isinstance(kind, ARRAY):
@@ -53,16 +53,16 @@ def to_cell(name: str, kind: object, *, enum: bool) -> ToCell:
 
 
 def indexable(text: str) -> str:
-    """Return an id in stored form: itself, or its start and its hash where it is too long for an index."""
+    """Return an id as it is stored: unchanged but for escapes, or its start and hash if it is too long for an index."""
     stored = escape(text)
     if len(stored) <= _KEPT_ID_CHARACTERS or len(stored.encode()) <= _MAX_ID_BYTES:
         return stored
     return f"{stored[:_KEPT_ID_CHARACTERS]}{ESCAPE}{hashlib.sha256(stored.encode()).hexdigest()}"
 
 
-@lru_cache(1024)  # the broker gives a batch of records one time
+@lru_cache(1024)  # the broker gives all records of a batch one time
 def time_cell(timestamp_ms: int) -> str:
-    """Return a time in ms since the epoch."""
+    """Return the cell of a time, which is given in ms since the epoch."""
     return (_EPOCH + timedelta(milliseconds=timestamp_ms)).isoformat()
 
 
@@ -77,7 +77,7 @@ def _text(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text is its own cell, as most texts are; these are the quickest tests for that."""
+    """Return whether the text can be a cell unchanged, as most texts can; these tests are the quickest."""
     return text.isascii() and text.isprintable() and "\\" not in text
 
 
@@ -87,7 +87,7 @@ def _numbers(values: tuple[float | None, ...]) -> str:
         return "{" + fast[1:-1] + "}"
     if fast.count("null") == values.count(None):
         return "{" + fast[1:-1].replace("null", "NULL") + "}"
-    return "{" + ",".join("NULL" if item is None else str(item) for item in values) + "}"  # infinite, or not a number
+    return "{" + ",".join("NULL" if item is None else str(item) for item in values) + "}"  # some are infinite or NaN
 
 
 def _texts(values: tuple[str, ...]) -> str:
@@ -110,7 +110,7 @@ def _fields(value: object) -> dict[str, object]:
     return {field.name: getattr(value, field.name) for field in fields(value)}
 
 
-_DUMP = json.JSONEncoder(default=_fields).encode  # in ASCII, where a lone surrogate is an escape like any other
+_DUMP = json.JSONEncoder(default=_fields).encode  # gives ASCII, in which a lone surrogate is an escape too
 
 
 TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = {
@@ -119,7 +119,7 @@ TABLE_OF: Mapping[type[Event], tuple[Table, str | None]] = {
 
 
 class TableRow(NamedTuple):
-    """A future row: its table's name, and a cell for each of that table's `columns`, as COPY takes them."""
+    """A row to insert: its table's name, and a cell for each of that table's `columns`, as COPY takes them."""
 
     table: str
     cells: tuple[str, ...]
@@ -132,7 +132,7 @@ class TableRow(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The row as COPY reads it, its end included."""
+        """The row as COPY reads it, with the newline at its end."""
         return "\t".join(self.cells) + "\n"
 
 
@@ -184,7 +184,7 @@ def _maker(event: type[Event]) -> Callable[[Record], TableRow]:
 
 
 def _field_paths(kind: type, names: frozenset[str]) -> dict[str, tuple[str, bool]]:
-    """Return where these fields are, in the dataclass or in one that it holds, and which are enums."""
+    """Return the path of each of these fields, in the dataclass or in one that it holds, and whether it is an enum."""
     found: dict[str, tuple[str, bool]] = {}
     hints = get_type_hints(kind)
     for field in fields(kind):
@@ -218,15 +218,15 @@ class UnusableRecords(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """The outcome for one key's and partition's dead letters: those ruled about, and those that waited behind."""
+    """The outcome for dead letters of one key and partition: those ruled about, and those that waited behind them."""
 
     rows: Sequence[TableRow]
     closed: Sequence[DeadLetterMark] = ()
-    again: tuple[DeadLetter, Exception] | None = None  # can't be used after all; later ones wait on
+    again: tuple[DeadLetter, Exception] | None = None  # one that can't be used after all; later ones go on waiting
 
 
 def rows_of(records: Iterable[Arrived]) -> list[TableRow]:
-    """Return the rows of the records; a record that can't be read has none.
+    """Return the rows of the records; a record that can't be decoded has none.
 
     Raises UnusableRecords where some records can't become rows.
     """
@@ -236,7 +236,7 @@ def rows_of(records: Iterable[Arrived]) -> list[TableRow]:
         if not isinstance(record, Undecodable):
             try:
                 made = row(record)
-            except Exception as error:  # noqa: BLE001  # as in the runner: it would break each projector in turn
+            except Exception as error:  # noqa: BLE001  # left there, the record would end each projector in turn
                 errors[DeadLetterId(GROUP, record.topic, record.partition, record.offset)] = error
             else:
                 found += [] if made is None else [made]
@@ -250,7 +250,7 @@ def released(
     records: Mapping[DeadLetterId, Arrived],
     unusable: Mapping[DeadLetterId, Exception],
 ) -> Release:
-    """Return the outcome for one key's and partition's dead letters, in order."""
+    """Return the outcome for dead letters of one key and partition, taken in order."""
     rows: list[TableRow] = []
     closed: list[DeadLetterMark] = []
     for dead_letter in (one if one.id in records else expired(one) for one in ready):

@@ -1,8 +1,8 @@
 """The projector's process: a member of a consumer group whose offsets are kept in Postgres, beside the rows.
 
-The tables say where to read from; the group's offsets are only for people who look at its lag. A record that can't be
-used is in its dead-letter queue before the tables move past it, and the later records of its key wait there behind it,
-as quarantine.py says. A flood of such records stops the projector, as it does any stage.
+The tables say where to read on; the group's offsets are only for people who look at its lag. A record that can't be
+used is in its dead-letter queue before the tables' offset moves past it, and later records of its key wait there behind
+it (see quarantine.py). Too many such records stop the projector, as they stop any stage.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 async def project(url: str, log: Log, *, stop: asyncio.Event, instance_id: str | None = None) -> None:
-    """Keep the tables at `url` equal to the log until `stop`; a database or broker that goes away is waited for.
+    """Keep the tables at `url` up to date with the log until `stop`; wait where the database or the broker goes away.
 
     Where a rebuild has rewritten the recorded offsets of our partitions, this leaves the group, joins it again and goes
-    on from them. A projector that comes back under its `instance_id` has its partitions at once. Raises
-    DatabaseMismatch for a database of another revision, or one that has read further than this log goes.
+    on from the new ones. A projector that comes back under its `instance_id` gets its partitions back at once. Raises
+    DatabaseMismatch for a database of another revision, or one that has read beyond this log's end.
     """
     engine = database.connect(url, application="clawstream project")
     projector = Projector(TableWriter(engine), stop)
@@ -47,7 +47,7 @@ async def project(url: str, log: Log, *, stop: asyncio.Event, instance_id: str |
                 async with log.join(GROUP, TOPICS, assignment, instance_id=instance_id) as member:
                     await _follow(member, projector, assignment, stop, failures)
             except TryLater as error:
-                # A member that was once refused its partitions never gets them; a new member does.
+                # The broker never gives partitions to a member whose assignment failed once, but to a new member.
                 _log.warning("state=waiting_for_kafka reason=%r", str(error))
                 await wait_at_most(stop, RETRY_S)
             assignment.end()
@@ -60,9 +60,9 @@ async def project(url: str, log: Log, *, stop: asyncio.Event, instance_id: str |
 async def _follow(
     member: Member, projector: Projector, assignment: "_ProjectorAssignment", stop: asyncio.Event, failures: FailureRate
 ) -> None:
-    """Return once `stop` is set, or where partitions are to be claimed again.
+    """Return once `stop` is set, or when partitions have to be claimed again.
 
-    Raises TryLater where the broker does not let this member read or have its partitions.
+    Raises TryLater where the broker refuses to let this member read or to give it partitions.
     """
     noted: dict[PartitionId, int] = {}
     noted_at_s = 0.0
@@ -88,7 +88,7 @@ async def _follow(
 async def _note(
     member: Member, positions: dict[PartitionId, int], noted: dict[PartitionId, int]
 ) -> dict[PartitionId, int]:
-    """Commit the changed `positions` to the group; return what the group has now."""
+    """Commit those of `positions` that changed; return what the group has now."""
     changed = {place: Commit(offset) for place, offset in positions.items() if noted.get(place) != offset}
     if not changed:
         return noted
@@ -111,11 +111,11 @@ class _ProjectorAssignment:
         self.quarantine: ProjectionQuarantine | None = None  # None: no partition is ours
 
     async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
-        """Start where the tables end, or where the log begins if retention has taken more than they have."""
+        """Start where the tables end, or where the log begins if retention has deleted records that they lack."""
         self.end()
         begins = await self._log.begin_offsets(TOPICS)
         claimed = await self._projector.claim(committed)
-        # After the claim, which lasts while the database is away: another projector may write meanwhile.
+        # Asked after the claim: that waits while the database is away, and another projector may write meanwhile.
         ends = await self._log.end_offsets(TOPICS)
         refuse_another_log(claimed, ends)
         waiting = await self._projector.waiting()
@@ -126,12 +126,12 @@ class _ProjectorAssignment:
         return {place: max(offset, begins[place]) for place, offset in claimed.items()}
 
     async def revoked(self, places: frozenset[PartitionId]) -> None:
-        """Give the partitions up; a write under way fails at the recorded offsets if another projector claims first."""
+        """Give the partitions up; a write that is under way changes nothing if another projector claims them first."""
         self.end()
         self._projector.release(places)
 
     def end(self) -> None:
-        """Decide nothing more about records that are set aside, as partitions are being reassigned."""
+        """Decide nothing more about records that are set aside: the partitions are being reassigned."""
         if self.quarantine is not None:
             self.quarantine.end()
         self.quarantine = None

@@ -1,9 +1,9 @@
-"""Rows and the offsets they come from, written in one transaction.
+"""Writes rows, and how far their partitions were read, in one transaction.
 
-The table `offsets` says how far each partition was read and who owns it. A writer claims a partition by raising its
-epoch, and writes only if the recorded offsets still hold the values that it last read there. So of two writers that
-think they own a partition only one writes, and a batch is in the tables once, whole, or not at all. The table
-`sessions` counts only rows that were new, so a redelivered exchange counts once.
+The table `offsets` says how far each partition was read and which claim owns it. A writer claims a partition by raising
+its epoch, and writes only if `offsets` still has the values that it last read there. So of two writers that think they
+own a partition only one writes, and a batch is in the tables either once and whole, or not at all. The table `sessions`
+counts only rows that were new, so an exchange that was written twice counts once.
 """
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ from clawstream.stream.log import PartitionId
 
 
 def merge(cursor: psycopg.Cursor, rows: Iterable[TableRow]) -> None:
-    """Insert the rows (in log order) of events that their tables do not hold; part of the caller's transaction."""
+    """Insert those rows, in log order, whose events the tables do not hold yet; part of the caller's transaction."""
     by_table: defaultdict[str, list[TableRow]] = defaultdict(list)
     for row in rows:
         by_table[row.table].append(row)
@@ -44,7 +44,7 @@ def merge(cursor: psycopg.Cursor, rows: Iterable[TableRow]) -> None:
 
 
 def staging(name: str) -> sql.Identifier:
-    """Return the temporary table into which a table's rows are copied first; the transaction's end empties it."""
+    """Return the temporary table into which a table's rows are copied first; it is emptied when a transaction ends."""
     return sql.Identifier(f"staged_{name}")
 
 
@@ -122,24 +122,24 @@ KEEP_COMMITS = "30 days"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionClaim:
-    """Our claim of a partition under `epoch`, and the first offset that is not in the tables."""
+    """Our claim of a partition under `epoch`, and the first offset that the tables lack."""
 
     next_offset: int
     epoch: int
-    chain: bytes | None = None  # over the records read so far; None: none was read since chains are kept
+    chain: bytes | None = None  # over the records read so far; None: none was read since there are chains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRows:
-    """The rows of all records of one partition from the claim's offset up to `next_offset`, and their chain blocks."""
+    """What to write of a partition's records from the claim's offset up to `next_offset`: rows and chain blocks."""
 
     place: PartitionId
     claim: PartitionClaim
     next_offset: int
     rows: Sequence[TableRow]
     blocks: Sequence[ChainBlock]  # the blocks that the records add to the chain
-    first_offset: int | None  # of the first of the records; None: there is none
-    set_aside: Sequence[DeadLetter] = ()  # of records that have no row
+    first_offset: int | None  # of the first record; None: there is no record
+    set_aside: Sequence[DeadLetter] = ()  # of the records that are to have no row
 
     @property
     def chain(self) -> bytes | None:
@@ -148,7 +148,7 @@ class PartitionRows:
 
 
 class TableWriter:
-    """Writes batches on one connection at a time; blocking, so it lives on a thread of its own."""
+    """Writes batches, on one connection at a time. Its methods block, so they are called on another thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -164,7 +164,7 @@ class TableWriter:
             return claims
 
     def write(self, batch: Sequence[PartitionRows]) -> frozenset[PartitionId]:
-        """Write all of the batch and return nothing, or write none of it and return the partitions that were lost.
+        """Write all of the batch and return an empty set, or write none of it and return the partitions that were lost.
 
         Raises TryLater while the database is away; writing the same batch again is always safe. Raises UnusableRecords,
         with nothing written, for rows that the database refuses.
@@ -183,10 +183,10 @@ class TableWriter:
         return lost
 
     def overtaken(self, claims: Mapping[PartitionId, PartitionClaim]) -> frozenset[PartitionId]:
-        """Return the lost claims that a rebuild took: the recorded offsets then have another chain, or lie lower.
+        """Return the lost claims that a rebuild took: then the recorded chain is another one, or the offset is lower.
 
-        Another projector that claims a partition changes neither until it writes. Raises TryLater while the database is
-        away.
+        Another projector that claims a partition changes neither until it writes. Raises TryLater while the database
+        is away.
         """
         with _transaction(self._engine) as cursor:
             found = partition_progress(cursor)
@@ -198,12 +198,12 @@ class TableWriter:
             return waiting(cursor, GROUP)
 
     def release(self, place: PartitionId, claim: PartitionClaim, release: Release) -> bool:
-        """Write the outcome of the partition's dead letters; False: it is no longer our partition, nothing is written.
+        """Write the outcome for dead letters of the partition; False: it is not ours any more, and nothing is written.
 
-        Raises what `write` raises, and is as safe to repeat.
+        Raises what `write` raises, and can be repeated as safely.
         """
         with self._refusals(release.rows), _transaction(self._engine) as cursor:
-            # This updates the offsets, so it waits while a rebuild swaps the tables.
+            # This statement updates `offsets`, so it waits while a rebuild swaps the tables.
             cursor.execute(_HELD, (*place, claim.epoch))
             if cursor.rowcount != 1:
                 return False
@@ -216,7 +216,7 @@ class TableWriter:
 
     @contextmanager
     def _refusals(self, rows: Sequence[TableRow]) -> Iterator[None]:
-        """Raise UnusableRecords, which names the rows, if the database refuses the contents of some."""
+        """Raise UnusableRecords, which names the records, if the database refuses the contents of some rows."""
         try:
             yield
         except (psycopg.DataError, psycopg.IntegrityError) as error:
@@ -293,7 +293,7 @@ def _linked(place: PartitionId, block: ChainBlock) -> tuple[str, int, int, int, 
 
 
 def _advance(cursor: psycopg.Cursor, part: PartitionRows) -> _WriteState:
-    """Move the recorded offsets on; the row stays locked until the transaction ends."""
+    """Move the recorded offset on; its row in `offsets` stays locked until the transaction ends."""
     advance = (part.next_offset, part.chain, part.first_offset)
     cursor.execute(_ADVANCED, (*advance, *part.place, part.claim.next_offset, part.claim.epoch))
     if cursor.rowcount == 1:
@@ -303,13 +303,13 @@ def _advance(cursor: psycopg.Cursor, part: PartitionRows) -> _WriteState:
 
 
 def _what(error: psycopg.Error) -> str:
-    """Return what a refusal is about, without the database's own words, which quote the row."""
+    """Return what a refusal is about, without Postgres's own message, which quotes the row."""
     about = error.diag.constraint_name or error.diag.column_name
     return f"{type(error).__name__}{f' ({about})' if about else ''}"
 
 
 def _noted(dead_letter: DeadLetter) -> tuple[object, ...]:
-    """A dead letter as the table holds it; a ruling that is not done yet stands only in its queue."""
+    """Return the dead letter's row for `set_aside`; a ruling that is not done yet stands only in the queue."""
     fate = Fate.DISCARDED if dead_letter.fate is Fate.DISCARDED else Fate.OPEN
     error = escape(dead_letter.error[:MESSAGE_CHARACTERS])
     _, *at = dead_letter.id
@@ -318,7 +318,7 @@ def _noted(dead_letter: DeadLetter) -> tuple[object, ...]:
 
 @contextmanager
 def _transaction(engine: Engine) -> Iterator[psycopg.Cursor]:
-    """Commit at the end. A database that is away, restarting, out of space or in a deadlock raises TryLater."""
+    """Commit at the end. Raises TryLater where the database is away, restarting, out of space or ends a deadlock."""
     try:
         connection = engine.raw_connection()
     except (psycopg.OperationalError, OperationalError) as error:
