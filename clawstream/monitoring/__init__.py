@@ -1,4 +1,4 @@
-"""Beside the stages: live one-minute windows over the log, and what runs where.
+"""Watches the stages: counts events of the log in one-minute windows, and says how an installation fares.
 
-Nothing here can be lost, because all of it is read from the log again. Nothing here decides anything.
+Nothing here can be lost, as all of it is read from the log again. No other part depends on it.
 """

@@ -1,7 +1,7 @@
-"""Whether learning stands still, and why: the judge, waiting samples, rewards. Pure.
+"""Tells whether learning stands still, and why: by the judge, waiting samples and rewards. Pure.
 
-Every alarm names a cause. An alarm about rewards needs `STILL_SAMPLES` samples, since fewer say nothing; an alarm about
-a part that does nothing at all needs only `FEW` turns, votes or verdicts.
+Every alarm names a cause. An alarm about rewards needs `STILL_SAMPLES` samples, since fewer say nothing. An alarm about
+a stage that does nothing at all needs only `FEW` turns, votes or verdicts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,27 +16,27 @@ from clawstream.stream.stage import Record
 
 IDLE_MS = 10 * 60_000  # a restarted trainer first loads a model, then takes the due batch
 STILL_SAMPLES = 128
-FEW = 4  # turns, votes or verdicts, which one person gives in minutes
-MOVES_SAMPLES = 512  # at most, over which rewards are looked at: a slow move does not show in fewer
-MOVED_REWARD = 0.1  # of a mean of -1 and 1, from the first to the last of them
+FEW = 4  # turns, votes or verdicts; one person's conversation gives as many in minutes
+MOVES_SAMPLES = 512  # how many of the newest samples' rewards are looked at: in fewer a slow change does not show
+MOVED_REWARD = 0.1  # a change of the mean reward (-1 to 1) by this much, over those samples, is no standstill
 PLEASED_REWARD = 0.5  # a mean reward this high need not rise
-STILL_MS = 30 * 60_000  # a step of a large policy may take long
+STILL_MS = 30 * 60_000  # a step of a large policy may take this long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeReachability:
-    """How the judge fared at one moment, as seen by a process that asked it."""
+    """Whether the judge answered when it was last asked."""
 
     judge: str
     error: str | None  # why it does not answer; None: it does
-    since_ms: int  # since when that is so, since the epoch, UTC
-    heard_ms: int  # when it was last asked, with this outcome
+    since_ms: int  # since when it has answered, or not answered (since the epoch, UTC)
+    heard_ms: int  # when it was last asked
 
 
 def by_votes(votes: Iterable[Record], judge: str) -> JudgeReachability | None:
-    """Return how `judge` fares by its newest votes, given in any order; None: none of the votes is its own.
+    """Return whether `judge` answers, by its newest votes, given in any order; None: it has none among these.
 
-    A question that is still being retried has no vote yet.
+    A question that is still being asked again has no vote yet.
     """
     found: JudgeReachability | None = None
     for record in sorted(votes, key=lambda record: record.timestamp_ms):
@@ -48,7 +48,7 @@ def by_votes(votes: Iterable[Record], judge: str) -> JudgeReachability | None:
 
 
 def after(before: JudgeReachability | None, judge: str, error: str | None, at_ms: int) -> JudgeReachability:
-    """Return how the judge fares after it was asked at `at_ms`; `error` says why no answer came, None: one did."""
+    """Return whether the judge answers, now that it was asked at `at_ms`; `error`: why it did not (None: it did)."""
     since_ms = at_ms
     if before is not None and before.judge == judge and (before.error is None) is (error is None):
         since_ms = before.since_ms
@@ -56,7 +56,7 @@ def after(before: JudgeReachability | None, judge: str, error: str | None, at_ms
 
 
 def newest(*known: JudgeReachability | None, judge: str) -> JudgeReachability | None:
-    """Return the latest that is known of `judge`; None: nothing is."""
+    """Return the latest of `known` about `judge`; None: there is none."""
     mine = [one for one in known if one is not None and one.judge == judge]
     return max(mine, key=lambda one: one.heard_ms, default=None)
 
@@ -69,17 +69,17 @@ class BatchRule(NamedTuple):
 
 
 class TrainerSign(NamedTuple):
-    """The newest that the log says of the trainer."""
+    """The newest event of the trainer on the log."""
 
     what: str
     at_ms: int
-    in_step: bool  # a batch is planned and its outcome is not on the log yet
+    in_step: bool  # whether a batch is planned whose outcome is not on the log yet
 
 
 def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, now_ms: int) -> str | None:
-    """Say, in words for a person, that the trainer seems to have stopped; None: it does not seem so.
+    """Return words for people which say that the trainer seems to have stopped; None: it does not seem so.
 
-    `came_ms` says since when each unplanned sample waits.
+    `came_ms` says since when each unplanned sample has been waiting.
     """
     last = (
         "was never heard of" if seen is None else f"was last heard of {_minutes(now_ms - seen.at_ms)} ago ({seen.what})"
@@ -87,7 +87,7 @@ def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, no
     if seen is not None and seen.in_step:
         if now_ms - seen.at_ms < STILL_MS:
             return None
-        return f"the trainer {last}, and that step is still to come: does `clawstream train` run? Its log says more"
+        return f"the trainer {last}, and its step is not done yet: does `clawstream train` run? Its log says more"
     since = sorted(came_ms)
     if not since:
         return None
@@ -97,7 +97,7 @@ def overdue(came_ms: Sequence[int], due: BatchRule, seen: TrainerSign | None, no
     if now_ms - max(due_ms, 0 if seen is None else seen.at_ms) < IDLE_MS:
         return None
     return (
-        f"{len(since)} samples wait, a batch of them is due for {_minutes(now_ms - due_ms)}, and the trainer {last}: "
+        f"{len(since)} samples wait, a batch was due {_minutes(now_ms - due_ms)} ago, and the trainer {last}: "
         "does `clawstream train` run? Its log says whether it ended (training.max_updates) or has no use for them "
         "(training.method, training.max_versions_behind)"
     )
@@ -120,7 +120,7 @@ class Planned(NamedTuple):
 
 
 def recent(outcomes: Sequence[Outcome], num_samples: int = MOVES_SAMPLES) -> list[Outcome]:
-    """Return the newest outcomes, at least two, as few as hold `num_samples` samples; all, where they hold fewer."""
+    """Return as few of the newest outcomes as hold `num_samples` samples, but at least two; or all there are."""
     found: list[Outcome] = []
     for outcome in reversed(outcomes):
         if len(found) > 1 and sum(one.num_samples for one in found) >= num_samples:
@@ -130,7 +130,7 @@ def recent(outcomes: Sequence[Outcome], num_samples: int = MOVES_SAMPLES) -> lis
 
 
 def standstill(outcomes: Sequence[Outcome]) -> str | None:
-    """Return why `STILL_SAMPLES` samples moved nothing, in words for a person; None: something moved, or too few."""
+    """Return why `STILL_SAMPLES` samples changed nothing, in words for people; None: they did, or too few came."""
     last = recent(outcomes, STILL_SAMPLES)
     if _samples(last) < STILL_SAMPLES:
         return None
@@ -158,9 +158,9 @@ def _taken(outcomes: Sequence[Outcome]) -> list[StepTaken]:
 
 
 def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> str | None:
-    """Say, in words for a person, that the samples that wait since `came_ms` are planned in no batch.
+    """Return words for people which say that samples wait, since `came_ms`, and no batch is planned.
 
-    None: too few wait (less than two batches), or they have not waited for `STILL_MS`.
+    None: too few wait (less than two batches), or not for `STILL_MS` yet.
     """
     since = sorted(came_ms if planned is None else (ms for ms in came_ms if ms > planned.at_ms))
     enough = STILL_SAMPLES if planned is None else max(STILL_SAMPLES, 2 * planned.num_samples)
@@ -177,10 +177,10 @@ def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> s
 
 
 def starved(hour: EventCounts, older: EventCounts, *, judged: bool = True) -> str | None:
-    """Return why an hour's answers gave no sample, in words for a person; None: they did, or they were too few.
+    """Return why an hour's answers gave no sample, in words for people; None: they gave some, or were too few.
 
-    `older` counts the part of the hour that a judge should have answered by now. Where `judged` is False no judge is
-    asked, and missing votes raise no alarm.
+    `older` counts the part of the hour to which a judge should have replied by now. Where `judged` is False no judge is
+    asked, so missing votes raise no alarm.
     """
     votes = sum(hour.votes.values())
     if hour.samples:
@@ -216,7 +216,7 @@ def _reward_stands(taken: Sequence[StepTaken], went_by: str) -> str | None:
 
 
 def _change(rewards: Sequence[float]) -> tuple[float, float]:
-    """Return by how much a straight line through `rewards` rises from first to last, and its standard error."""
+    """Return by how much a straight line through `rewards` rises from the first to the last, and its standard error."""
     places = range(len(rewards))
     slope, begin = linear_regression(places, rewards)
     left = sum((reward - begin - slope * place) ** 2 for place, reward in zip(places, rewards, strict=True))

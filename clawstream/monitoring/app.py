@@ -1,8 +1,8 @@
-"""The monitor: reads the last hour of the log, then everything that comes, and answers over HTTP.
+"""The monitor: reads the last hour of the log, then everything that arrives, and answers over HTTP.
 
-GET /windows is the report as JSON, GET /metrics the same for Prometheus, GET /healthz says that the monitor runs. A
-monitor keeps nothing between runs: each start reads the last hour again. So all metrics are gauges, over the last whole
-minute and the last hour. A metric without a value has no line.
+GET /windows gives the report as JSON, GET /metrics gives it for Prometheus, GET /healthz says that the monitor runs. A
+monitor keeps nothing between runs: each start reads the last hour again. So all metrics are gauges, for the last whole
+minute and for the last hour. A metric without a value has no line.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from clawstream.stream.stage import now_ms
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"  # no key guards the windows, so no other machine may reach them
+HOST = "127.0.0.1"  # no key guards the monitor, so no other machine may reach it
 Values = Mapping[tuple[str, ...], float | None]
 
 _BY_SPAN: Mapping[str, tuple[str, Callable[[TimeSpan], float | None]]] = {
@@ -107,7 +107,7 @@ def _family(name: str, words: str, labels: tuple[str, ...], values: Values) -> G
 
 
 async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Run until `stop`; raises PartUnavailable where the port, the broker or the group can't be had."""
+    """Run until `stop`; raises PartUnavailable where the port or the group is taken, or no broker answers."""
     kafka, folder = settings.kafka, settings.data_dir / "monitor"
     broker = Broker(bootstrap=kafka.address, client_id=GROUP, security=kafka)
     board = PolicyBoard(settings.policy.id, due_of(settings.training))
@@ -139,7 +139,7 @@ async def serve(settings: Settings, *, stop: asyncio.Event) -> None:
 
 @asynccontextmanager
 async def answering(settings: MonitorSettings, report: Callable[[int], MonitorReport]) -> AsyncIterator[int]:
-    """Answer requests for the length of the block; yield the port."""
+    """Answer requests until the block ends; yield the port."""
 
     async def windows(_: web.Request) -> web.Response:
         return web.Response(body=orjson.dumps(as_json(report(now_ms()))), content_type="application/json")
@@ -175,7 +175,7 @@ async def _listen(runner: web.AppRunner, settings: MonitorSettings) -> int:
 
 
 async def _starts(kafka_log: KafkaLog, board: PolicyBoard) -> dict[PartitionId, int]:
-    """Return where to read from: an hour ago, or earlier from the first sample that no batch has used up."""
+    """Return where to begin to read: an hour ago, or at the first sample that no batch has used, if that is earlier."""
     await read_policy(kafka_log, board)
     waiting = await waiting_since(kafka_log, board)
     starts = await kafka_log.offsets_at(TOPICS, now_ms() - KEPT_MINUTES * MINUTE_MS)

@@ -1,8 +1,8 @@
-"""The faust application that folds the log into the windows.
+"""The faust application that reads the log and gives the monitor each record.
 
-faust loses a record whose handler raises, and commits past a record that is in flight. So the handler hosted here is
-fast, takes one record at a time and in order, raises for no record whatever its bytes are, and can read the log again
-at any time. The application has no tables, no replies and no leader topic, so it creates no topics; it writes nothing.
+faust loses a record whose handler raises, and may commit past a record that is still being handled. So the handler here
+is fast, takes one record at a time and in order, and raises for no record, whatever its bytes are; and the log can be
+read again at any time. The application has no tables, no replies and no leader topic, so it creates and writes none.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from clawstream.stream.avro import codec
 from clawstream.stream.kafka.client import Broker
 from clawstream.stream.log import Arrived, Raw, arrived
 
-SESSION_TIMEOUT_S = 10.0  # a killed monitor is forgotten after this, and the next one may begin
+SESSION_TIMEOUT_S = 10.0  # after this time the group drops a killed monitor, and the next one may begin
 BUFFERED_RECORDS = 256
 
 
@@ -45,10 +45,10 @@ async def hosted(
     prefix: str,
     folder: Path,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """For the length of the block, give `receive` each record of `topics`, from where the group begins.
+    """Until the block ends, give `receive` each record of `topics`, from where the group begins.
 
-    `folder` is there already; faust asks for one and, without tables, keeps nothing in it.
-    Yields a task that ends only if the application does, with the reason.
+    `folder` has to exist; faust needs one, though without tables it keeps nothing in it.
+    Yields a task that ends only if the application does, and then raises the reason.
     """
     app = faust.App(
         prefix + group,
@@ -65,7 +65,7 @@ async def hosted(
         producer_threaded=False,
         web_enabled=False,
     )
-    # Bytes go through undecoded: faust drops what it can't decode, and such records are to be counted here.
+    # Bytes are not decoded by faust: it drops what it can't decode, but such records are to be counted.
     source = app.topic(
         *(prefix + topic for topic in topics),
         key_type=bytes,
@@ -89,7 +89,7 @@ async def hosted(
 
 
 def raw(message: Message, prefix: str) -> Raw:
-    """Return the record as the log has it."""
+    """Return faust's message as a record of the log."""
     return Raw(
         topic=message.topic.removeprefix(prefix),
         partition=message.partition,

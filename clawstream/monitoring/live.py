@@ -1,6 +1,6 @@
-"""What the monitor knows at this moment, and how it reports that. Pure: the time comes in as an argument.
+"""What the monitor knows at this moment, and its report of that. Pure: the time comes in as an argument.
 
-While the last hour is still being read, `rebuilt` is False: the figures cover only a part of it.
+While the last hour is still being read, `rebuilt` is False: the report then covers only a part of the hour.
 """
 
 from collections.abc import Mapping
@@ -19,21 +19,21 @@ JUDGED_WITHIN_MINUTES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpan:
-    """A part of the log's time, with the counts of its events."""
+    """A minute or an hour, with the counts of its events."""
 
     start_ms: int  # since the epoch, UTC
-    seconds: float  # as much of it as has passed
+    seconds: float  # how much of it has passed
     tally: EventCounts
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Sampled tokens per second, as the log has them; None: no time has passed."""
+        """Sampled tokens per second, by the exchanges on the log; None: no time has passed."""
         return self.tally.output_tokens / self.seconds if self.seconds else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorReport:
-    """The monitor's answer."""
+    """What the monitor answers with."""
 
     at_ms: int
     rebuilt: bool  # False: the last hour is still being read
@@ -42,21 +42,21 @@ class MonitorReport:
     samples_waiting: int
     oldest_waiting_s: float | None  # None: no sample waits
     alarm: str | None  # why learning stands still; None: it does not
-    clock_off_ms: int | None  # how far the broker's clock is ahead (negative: behind); None: not known
-    clock_alarm: str | None  # says that the broker's clock is wrong; None: nothing indicates that
+    clock_off_ms: int | None  # by how much the broker's clock is ahead (negative: behind); None: not known
+    clock_alarm: str | None  # says that the broker's clock is wrong; None: nothing indicates that it is
     hour: TimeSpan
     minutes: tuple[TimeSpan, ...]  # in order; the last one is not over
 
 
 class Live:
-    """The windows and the policy's state, as far as the log was read."""
+    """The windows and the policy's state, as far as the log has been read."""
 
     def __init__(self, board: PolicyBoard, unread: Mapping[tuple[str, int], int], *, judged: bool = True) -> None:
         self._windows = Windows()
         self._judged = judged
         self._board = board
         self._clock, self._append_times = BrokerClock(), AppendTimes()
-        self._unread = dict(unread)  # partition -> where it ended when reading began
+        self._unread = dict(unread)  # of partitions that are not read so far: where each ended when reading began
 
     def receive(self, found: Arrived, now_ms: int) -> None:
         """Take in one record that was read at `now_ms`."""
@@ -99,7 +99,7 @@ class Live:
 
 
 def as_json(report: MonitorReport) -> dict[str, Any]:
-    """Return the report as plain values; what is absent is null."""
+    """Return the report as plain values; what is not known is null."""
     return asdict(report) | {"hour": _span(report.hour), "minutes": [_span(minute) for minute in report.minutes]}
 
 

@@ -1,7 +1,7 @@
 """The state of a policy: every version, which one is served, and the samples that wait for a batch. Pure.
 
-Of two events with one id the first counts, so what was first said of a version stays. A batch's plan names its samples
-and how far each partition is used up. Plans and samples are read from two topics, so either may come first.
+Of two events with one id the first counts, so what was said first of a version stays. A batch's plan names its samples,
+and up to where each partition is used up. Plans and samples are on two topics, so either may be read first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,21 +23,21 @@ _OF_A_VERSION = (
     events.PolicyRejected,
     events.PolicyActivated,
 )
-PLANNED_KEPT = 8192  # keys of the newest plans' answers, two for each; samples of older plans lie below `used_up`
+PLANNED_KEPT = 8192  # keys of planned answers, two for each, the newest; samples of older plans lie below `used_up`
 
 
 class VersionState(StrEnum):
     """How far a version has come."""
 
-    PLANNED = "planned"  # its step is still to be taken
-    REJECTED = "rejected"  # the gate rejected its step's outcome
+    PLANNED = "planned"  # it is not published yet
+    REJECTED = "rejected"  # the gate rejected its step
     PUBLISHED = "published"
     ACTIVE = "active"  # an engine serves it
 
 
 @dataclass(slots=True, kw_only=True)
 class VersionFacts:
-    """What the policy topic says of one version; None: the topic does not say it."""
+    """The events of one version on the policy topic; None: there is no such event."""
 
     version: int
     plan: events.BatchPlanned | None = None
@@ -58,12 +58,12 @@ class VersionFacts:
 
     @property
     def parent_version(self) -> int | None:
-        """The version it was made from; None: the policy began with it."""
+        """The version that this one was made from; None: no plan names one, as for the base."""
         return self.plan.parent_version if self.plan is not None else None
 
     @property
     def why(self) -> str | None:
-        """Why the version was rejected or refused, or where it goes back to; None: it is an ordinary version."""
+        """Why the gate or an engine rejected it, or to which version it goes back; None: neither applies."""
         if self.rejected is not None:
             return self.rejected.reason
         if self.refusals:
@@ -74,7 +74,7 @@ class VersionFacts:
 
     @property
     def at_ms(self) -> int | None:
-        """When the newest of these facts was said."""
+        """When it was rejected, or else published, or else planned; None: none of these is known."""
         if self.rejected is not None:
             return self.rejected.rejected_at_ms
         if self.published is not None:
@@ -142,20 +142,20 @@ class LearnedFrom(NamedTuple):
     """How many samples the steps learned from, by their signals."""
 
     samples: int = 0
-    with_feedback: int = 0  # a thumb, a score or a heuristic's
-    judged: int = 0  # by a model, with feedback or without
+    with_feedback: int = 0  # by people, an environment or a heuristic
+    judged: int = 0  # by a judge, with feedback or without
     hinted: int = 0
 
 
 class PolicyBoard:
     """What the policy topic and the samples topic say of one policy so far.
 
-    A sample that the trainer drops (stale, or without weight in its method) counts as waiting until a plan passes it.
-    The revisions of a turn count as one sample, which waits since the first of them came, until a plan names one.
+    A sample that the trainer drops (too old, or without weight in its method) counts as waiting until a plan's offsets
+    pass it. All samples of an answer count as one, which waits from when the first came until a plan names the answer.
     """
 
     def __init__(self, policy_id: str, due: BatchRule | None = None) -> None:
-        """`due` says when a batch is due; None: only the number of samples tells, as with groups."""
+        """`due` says when a batch is due; None: not known, as with groups, so only the samples' number tells."""
         self._policy_id = policy_id
         self._due = due
         self._waiting: dict[_Answer, _SampleOffset] = {}
@@ -163,22 +163,22 @@ class PolicyBoard:
         self._newest_plan: Planned | None = None
         self._used_up: dict[tuple[str, int], int] = {}
         self._next_offsets: dict[tuple[str, int], int] = {}
-        self.published_version: int | None = None  # the newest
+        self.published_version: int | None = None  # the newest one
         self.active_versions: dict[str, int] = {}  # by engine
         self._outcomes: list[Outcome] = []  # of the newest steps
-        self._planned_from: dict[int, LearnedFrom] = {}  # of plans whose step is still to come, by version
+        self._planned_from: dict[int, LearnedFrom] = {}  # by version, of plans whose step is still to come
         self.learned_from = LearnedFrom()
-        self.trainer: TrainerSign | None = None  # None: the log says nothing of it
+        self.trainer: TrainerSign | None = None  # None: nothing on the log is the trainer's
         self.rejected: events.StepRejected | None = None  # the newest one; None once a later step is published
 
     @property
     def used_up(self) -> dict[tuple[str, int], int]:
-        """Partition -> the first offset that may hold an unplanned sample; no plan used a partition that is missing."""
+        """By partition, the first offset that may have an unplanned sample; one that no plan used is missing."""
         return dict(self._used_up)
 
     @property
     def num_waiting(self) -> int:
-        """The number of samples in no plan."""
+        """The number of samples that no plan names."""
         return len(self._waiting)
 
     @property
@@ -187,7 +187,7 @@ class PolicyBoard:
         return min((sample.timestamp_ms for sample in self._waiting.values()), default=None)
 
     def alarm(self, now_ms: int) -> str | None:
-        """Return why learning stands still, in words for a person; None: it does not, or too few samples came."""
+        """Return why learning stands still, in words for people; None: it does not, or too few samples came."""
         came_ms = [sample.timestamp_ms for sample in self._waiting.values()]
         if self._due is None:
             waits = unplanned(came_ms, self._newest_plan, now_ms)
@@ -196,7 +196,7 @@ class PolicyBoard:
         return waits or standstill(self._outcomes)
 
     def learn(self, record: Record) -> None:
-        """Take in one record of either topic; a record that was read before changes nothing."""
+        """Take in one record of either topic. A record that was taken in before changes nothing."""
         place = (record.topic, record.partition)
         if record.offset < self._next_offsets.get(place, 0):
             return
@@ -238,7 +238,7 @@ class PolicyBoard:
             return
         if turn.judge == events.NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
             return
-        if turn.judge != events.NOBODY:  # takes the place of the turn's sample without a judge, and has waited as long
+        if turn.judge != events.NOBODY:  # replaces the turn's sample without a judge, and counts as waiting since then
             unjudged = self._waiting.pop(_of_nobody(turn), where)
             where = where._replace(timestamp_ms=unjudged.timestamp_ms)
         before = self._waiting.get(turn, where)

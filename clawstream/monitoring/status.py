@@ -1,6 +1,6 @@
-"""How an installation fares at this moment, and what monitor and status read of its log.
+"""How an installation fares at this moment, and how the monitor and `clawstream status` read its log.
 
-A value that can't be known is absent, and `problems` says why: a status is an answer also where nothing runs.
+A value that can't be known is None, and `problems` says why: there is a status even where nothing runs.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from clawstream.stream.log import Start
 from clawstream.stream.stage import Record, now_ms
 
 GROUP = "monitor"
-NUM_VOTES = 20  # of each partition; they show how the judge fares
-NUM_EXCHANGES = 3  # of each partition, as ends of sessions may follow the newest, which shows the broker's clock
+NUM_VOTES = 20  # of each partition; they show whether the judge answers
+NUM_EXCHANGES = 3  # of each partition: its newest exchange shows the broker's clock, but ends of sessions may follow it
 TOPICS = (topics.EXCHANGES, topics.TURNS, topics.VOTES, topics.VERDICTS, topics.ANSWERS, topics.SAMPLES, topics.POLICY)
-# Each reads as a group of its own name; the trainer reads without a group.
+# Each reads as a group of this name; the trainer reads without a group.
 STAGES = ("turns", "judging", "heuristics", "samples", "project", GROUP)
-REFRESHING = ("refresh",)  # where prompts are answered again
-GROUPED = ("trajectories", "groups")  # where groups are trained on
+REFRESHING = ("refresh",)  # also run where prompts are answered again
+GROUPED = ("trajectories", "groups")  # also run where groups are trained on
 NUM_VERDICTS = 5
 LOG_WITHIN_S = 20.0
 MONITOR_WITHIN_S = 3.0
 
 
 def due_of(training: TrainingSettings) -> BatchRule | None:
-    """Return when the trainer takes a batch; None: that depends on groups, which samples alone don't show."""
+    """Return when the trainer takes a batch; None: that depends on groups, so samples alone don't tell."""
     if training.method == "stepwise":
         return None
     return BatchRule(batch_samples=training.batch_samples, max_wait_ms=round(training.max_wait_s * 1000))
 
 
 async def newest_records(kafka_log: KafkaLog, topic: str, most: int) -> list[Record]:
-    """Return the newest records of each partition, at most so many."""
+    """Return the newest records of each partition, at most `most` of each."""
     begins = await kafka_log.begin_offsets([topic])
     ends = await kafka_log.end_offsets([topic])
     ranges = {place: (max(begins[place], end - most), end) for place, end in ends.items()}
@@ -51,12 +51,12 @@ async def newest_records(kafka_log: KafkaLog, topic: str, most: int) -> list[Rec
 
 
 async def read_policy(kafka_log: KafkaLog, board: PolicyBoard) -> None:
-    """Let `board` learn all that the policy topic holds by now."""
+    """Let `board` take in all that the policy topic has by now."""
     await _learn(kafka_log, board, topics.POLICY, "earliest")
 
 
 async def read_samples(kafka_log: KafkaLog, board: PolicyBoard) -> None:
-    """Let `board`, which knows the policy topic, learn the samples that no plan may have used by now."""
+    """Let `board`, which knows the policy topic, take in the samples that may be in no plan yet."""
     await _learn(kafka_log, board, topics.SAMPLES, await waiting_since(kafka_log, board))
 
 
@@ -69,7 +69,7 @@ async def _learn(kafka_log: KafkaLog, board: PolicyBoard, topic: str, start: Sta
 
 
 async def waiting_since(kafka_log: KafkaLog, board: PolicyBoard) -> dict[tuple[str, int], int]:
-    """Return the first offsets whose samples may be in no plan that `board` knows."""
+    """Return, by partition, the first offset whose sample may be in none of the plans that `board` knows."""
     begins = await kafka_log.begin_offsets([topics.SAMPLES])
     return {place: max(begin, board.used_up.get(place, begin)) for place, begin in begins.items()}
 
@@ -92,21 +92,21 @@ class LogStatus:
     lag_records: Mapping[str, int | None]  # by stage; None: the stage has never read
     published_version: int | None
     active_versions: Mapping[str, int]  # by engine
-    rejected_version: int | None  # the newest step, where it was rejected
+    rejected_version: int | None  # that of the newest step, if it was rejected
     rejected_because: str | None
     alarm: str | None  # why learning stands still; None: it does not
     samples_waiting: int
-    oldest_waiting_at_ms: int | None  # when the broker appended it; None: none waits
+    oldest_waiting_at_ms: int | None  # when the broker appended the oldest waiting sample; None: none waits
     last_verdicts: tuple[RecentVerdict, ...]  # the newest first
     learned_from: LearnedFrom | None = None  # None: nothing was read
-    trainer: TrainerSign | None = None  # the newest word of the trainer on the log; None: there is none
+    trainer: TrainerSign | None = None  # the newest event of the trainer on the log; None: there is none
     judge: JudgeReachability | None = None  # by its newest votes; None: there are none, or no judge is asked
-    clock_alarm: str | None = None  # says that the broker's clock is wrong; None: nothing indicates that
+    clock_alarm: str | None = None  # says that the broker's clock is wrong; None: nothing indicates that it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the log and the monitor say; None: that one did not answer, and `problems` says why."""
+    """What the log and the monitor say; None: it was not asked or did not answer, and `problems` says why not."""
 
     log: LogStatus | None
     monitor: Mapping[str, Any] | None  # as GET /windows answers
@@ -124,8 +124,8 @@ async def status(
 ) -> Status:
     """Ask the log (where `kafka` names a broker) and the monitor (where it has an address), both at once.
 
-    `optional` names the stages that are to run beside those that always do, `due` when a batch is due, `judge` the
-    judge that is asked.
+    `optional` names the stages that are to run besides those that always run; `due` says when a batch is due; `judge`
+    is the judge that is asked.
     """
     board = PolicyBoard(policy_id, due)
     problems: list[str] = []
@@ -157,7 +157,7 @@ async def _log(
 async def read_log(
     kafka_log: KafkaLog, board: PolicyBoard, optional: Sequence[str], judge: str | None = None
 ) -> LogStatus:
-    """Return what the log says by now; `board` knows nothing yet."""
+    """Return what the log says by now; `board` has to be a new one."""
     await read_policy(kafka_log, board)
     await read_samples(kafka_log, board)
     return LogStatus(

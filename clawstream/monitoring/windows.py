@@ -1,8 +1,8 @@
-"""Counts of events in one-minute windows over the last hour, and whether the broker's clock is wrong. Pure.
+"""Counts events in one-minute windows over the last hour, and tells whether the broker's clock is wrong. Pure.
 
 A record counts once, however often it is delivered, and so does an event that was written twice within the hour. Counts
-add up in any order. An average over nothing is None, not 0. The broker's clock is wrong if it dates an exchange in the
-future, or before the exchange ended. A date long after the end proves nothing, as exchanges may wait in a spool.
+can be added up in any order. An average over nothing is None, not 0. The broker's clock is wrong if it dates an
+exchange in the future, or before its end. A date long after its end proves nothing, as exchanges may wait in a spool.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ from clawstream.stream.log import Arrived
 from clawstream.stream.runner.clock import BELIEVED_MS, Dating
 from clawstream.stream.stage import Record
 
-AT_ONCE_MS = 60_000  # exchanges older than the newest by more don't count; partitions' brokers may have other clocks
+AT_ONCE_MS = 60_000  # partitions whose newest exchange is older than the newest of all by more than this don't count
 A = TypeVar("A", Record, Arrived)
 MINUTE_MS = 60_000
 KEPT_MINUTES = 60
@@ -32,18 +32,18 @@ class _Dated(NamedTuple):
         if self.appended_ms - now_ms > BELIEVED_MS:
             return self.appended_ms - now_ms
         before_ms = self.over_ms - self.appended_ms
-        is_brokers = self.over_ms - now_ms <= BELIEVED_MS  # otherwise the gateway's clock is the one ahead
+        is_brokers = self.over_ms - now_ms <= BELIEVED_MS  # otherwise it is the gateway's clock that is wrong
         return -before_ms if before_ms > BELIEVED_MS and is_brokers else 0
 
 
 class BrokerClock:
-    """The newest exchange of each partition, as dated by the broker's clock and by the gateway's."""
+    """Tells how wrong the broker's clock is, by each partition's newest exchange, which the gateway dated too."""
 
     def __init__(self) -> None:
         self._newest: dict[int, _Dated] = {}
 
     def learn(self, found: Arrived) -> None:
-        """Take in a record as the broker dated it, in any order; records other than exchanges change nothing."""
+        """Take in a record with the broker's date. Records may come in any order; only exchanges count."""
         if not isinstance(found, Record) or not isinstance(
             found.event, events.ExchangeCompleted | events.ExchangeFailed
         ):
@@ -52,7 +52,7 @@ class BrokerClock:
         self._newest[found.partition] = max(dated, self._newest.get(found.partition, dated))
 
     def off_ms(self, now_ms: int) -> int | None:
-        """Return how far the broker's clock is ahead (negative: behind); 0: it is believed; None: not known."""
+        """Return by how much the broker's clock is ahead (negative: behind); 0: not found wrong; None: not known."""
         over_ms = [min(dated.over_ms, now_ms) for dated in self._newest.values()]
         recent = [
             dated
@@ -68,19 +68,19 @@ def alarm(off_ms: int | None) -> str | None:
         return None
     where = "ahead of this machine's clock" if off_ms > 0 else "behind the gateway's clock"
     return (
-        f"the newest exchanges are dated {abs(off_ms) / 1000:,.0f} s {where}. No stage takes a session to be over for "
-        "it; set the clocks of broker and machines. The next exchange that is dated right ends this alarm"
+        f"the newest exchanges are dated {abs(off_ms) / 1000:,.0f} s {where}. No stage ends a session because of it. "
+        "Set the clocks of broker and machines: the next exchange with a right date ends this alarm"
     )
 
 
 class AppendTimes:
-    """Corrects append times as stages do: none in the future, none before the preceding record of the partition."""
+    """Corrects append times as stages do: none is in the future, or before that of the partition's previous record."""
 
     def __init__(self) -> None:
         self._dating: dict[tuple[str, int], Dating] = {}
 
     def corrected(self, found: A, now_ms: int) -> A:
-        """Return `found`, the next record of its partition, with the append time that stages believe."""
+        """Return `found`, the next record of its partition, with the append time that it has for stages."""
         dating = self._dating.setdefault((found.topic, found.partition), Dating([found.topic]))
         taken_ms, _ = dating.date(found.topic, found.timestamp_ms, now_ms)
         if taken_ms == found.timestamp_ms:
@@ -92,12 +92,12 @@ class AppendTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventCounts:
-    """Counts of what happened in some stretch of time.
+    """How much happened in some stretch of time.
 
-    exchanges   "completed", or why an exchange failed -> how many
-    votes       the vote's status -> how many
-    refusals    why no sample came of a turn or session -> how many
-    anew        outcome of prompts that were answered again: "sampled", "unanswered", or why no sample -> how many
+    exchanges   how many by outcome: "completed", or the reason of the failure
+    votes       how many by the vote's status
+    refusals    how many turns or sessions gave no sample, by the reason
+    anew        how many outcomes of refreshed answers: "sampled", "unanswered", or the reason why there is no sample
     """
 
     exchanges: Mapping[str, int] = field(default_factory=dict)
@@ -126,18 +126,18 @@ class EventCounts:
 
     @property
     def mean_score(self) -> float | None:
-        """The mean over the verdicts that have a score; None: there is none."""
+        """The mean score of the verdicts that have one; None: none has."""
         return _share(self.score_sum, self.verdicts_scored)
 
     @property
     def unreadable_share(self) -> float | None:
-        """The share of unreadable votes among the replies that arrived."""
+        """The share of the replies that could not be read; None: no reply arrived."""
         unreadable = self.votes.get("unreadable", 0)
         return _share(unreadable, unreadable + self.votes.get("readable", 0))
 
     @property
     def failed_share(self) -> float | None:
-        """The share of votes without a reply among all that were asked for."""
+        """The share of the votes to which no reply arrived; None: there are no votes."""
         return _share(self.votes.get("failed", 0), sum(self.votes.values()))
 
 
@@ -204,7 +204,7 @@ class Window:
 
 
 class Windows:
-    """The windows of the last hour; memory grows with the events of an hour and no further."""
+    """The windows of the last hour. The memory needed is bounded by the events of one hour."""
 
     def __init__(self) -> None:
         self._tallies: dict[int, EventCounts] = {}  # by start
@@ -213,7 +213,7 @@ class Windows:
         self._oldest_ms = 0
 
     def record(self, arrived: Arrived) -> bool:
-        """Count a record in its minute; return whether it is new: not a redelivered record or a repeated event."""
+        """Count a record in its minute; return whether it is new: neither delivered before nor a repeated event."""
         place = (arrived.topic, arrived.partition)
         if arrived.offset < self._next_offsets.get(place, 0):
             return False
@@ -229,7 +229,7 @@ class Windows:
         return True
 
     def last_hour(self, now_ms: int) -> tuple[Window, ...]:
-        """Return the last hour's windows in order, empty ones included; the last one holds `now_ms`."""
+        """Return the last hour's windows in order, empty ones included; `now_ms` lies in the last one."""
         newest = now_ms - now_ms % MINUTE_MS
         starts = range(newest - (KEPT_MINUTES - 1) * MINUTE_MS, newest + 1, MINUTE_MS)
         return tuple(Window(start_ms=start, tally=self._tallies.get(start, NOTHING)) for start in starts)

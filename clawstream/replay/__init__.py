@@ -1,5 +1,5 @@
-"""The log read again, with another judge or with the recorded votes; the live topics are only ever read.
+"""A replay judges the past again, with another judge or by the recorded votes. It never writes to the live topics.
 
-A replay reads frozen ranges of the live topics without a group, hosts the stages' own folds in this process, and writes
-to topics of its own. The control topic says when it began and ended, and whether it is promoted.
+A replay reads fixed ranges of the live topics, without a group. It hosts the folds of the stages in its own processes,
+and writes to topics of its own. The control topic says when it began and ended, and whether it is promoted.
 """

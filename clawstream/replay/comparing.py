@@ -1,6 +1,6 @@
-"""A replay's verdicts against the live ones, and which of two answers a person prefers, blind. Pure.
+"""Compares a replay's verdicts with the live ones, and two versions' answers by what a person prefers, blind. Pure.
 
-A turn that one side gave no score is counted apart, never as a 0.
+A turn to which one side gave no score is counted apart, never as a 0.
 """
 
 import math
@@ -27,7 +27,7 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A request and two answers; the one shown first was drawn by lot."""
+    """A request and two answers; which one is shown first is random."""
 
     turn_id: str
     request: str
@@ -46,7 +46,7 @@ class Pair:
         return self.before == self.after
 
     def choice(self, letter: str) -> Choice:
-        """Return the choice that `letter` means: a, the answer shown first; b; or = for neither."""
+        """Return the choice that `letter` means: "a" is the answer shown first, "b" the other, "=" neither."""
         if letter == "=":
             return Choice.EQUAL
         return Choice.AFTER if (letter == "a") == self.after_first else Choice.BEFORE
@@ -54,10 +54,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrelatedTask:
-    """A question that has nothing to do with what people said, and what a right answer holds."""
+    """A question that has nothing to do with what people said, and a pattern that a right answer has in it."""
 
     question: str
-    pattern: str  # a regular expression, whatever the case
+    pattern: str  # a regular expression; upper and lower case are the same
 
     def accepts(self, answer: str) -> bool:
         """Return whether the answer is right."""
@@ -74,12 +74,12 @@ class PreferenceCounts:
 
     @property
     def decided(self) -> int:
-        """The number of pairs of which one answer was preferred."""
+        """The number of pairs in which one answer was preferred."""
         return self.after + self.before
 
     @property
     def chance(self) -> float | None:
-        """The chance of choices this lopsided if both were equally good (two-sided sign test); None: no choice."""
+        """The chance of a result this uneven if both were equally good (two-sided sign test); None: no choice."""
         if self.decided == 0:
             return None
         fewer = min(self.after, self.before)
@@ -88,13 +88,13 @@ class PreferenceCounts:
 
 
 def tally(choices: Iterable[Choice]) -> PreferenceCounts:
-    """Return how often each was chosen."""
+    """Return how often each choice was made."""
     return PreferenceCounts(**{choice.value: count for choice, count in Counter(choices).items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What votes cost; tokens as far as the judge's endpoint counted them."""
+    """What votes cost. Tokens count only where the judge's endpoint reported them."""
 
     num_calls: int
     num_failed: int
@@ -117,13 +117,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedTurn:
-    """A turn as both sides judged it; None: there is no verdict, or a verdict without a score."""
+    """A turn as both sides judged it."""
 
     session_id: str
     turn_id: str
     revision: int
     live_status: str | None  # None: there is no verdict
-    live_score: int | None
+    live_score: int | None  # None: there is no verdict, or one without a score
     replay_status: str | None
     replay_score: int | None
 
@@ -140,7 +140,7 @@ class Comparison:
 
     @property
     def confusion(self) -> Mapping[tuple[int | None, int | None], int]:
-        """The number of turns by (live, replay) score, of the turns that both sides judged."""
+        """The number of turns with each pair of scores (live, replay), of the turns that both sides judged."""
         both = [turn for turn in self.turns if turn.live_status is not None and turn.replay_status is not None]
         return Counter((turn.live_score, turn.replay_score) for turn in both)
 
@@ -181,9 +181,9 @@ class Comparison:
 
 
 def compare(live: Iterable[Event], replayed: Iterable[Event], *, turn_ids: frozenset[str]) -> Comparison:
-    """Compare the verdicts on the turns in `turn_ids`, the answers that the replay read.
+    """Compare the verdicts on the turns in `turn_ids`, whose answers the replay read.
 
-    On each side only the judge with the most verdicts counts; of equal ones, the first by name.
+    On each side only the judge with the most verdicts counts; of several with as many, the first by name.
     """
     live, replayed = list(live), list(replayed)
     again = [event for event in replayed if isinstance(event, VerdictReached)]
@@ -235,7 +235,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _kappa(live: Sequence[int], again: Sequence[int]) -> float | None:
-    """Cohen's kappa: agreement beyond what the shares of each score give by chance; None if chance gives all."""
+    """Return Cohen's kappa: agreement beyond what the scores' shares give by chance. None: chance alone gives all."""
     if not live:
         return None
     observed = sum(one == other for one, other in zip(live, again, strict=True)) / len(live)

@@ -1,6 +1,6 @@
-"""Past requests asked again of two versions of the policy: what each would have said, prompt for prompt as recorded.
+"""Asks two versions of the policy past requests again, with the recorded prompts, to see what each would have said.
 
-Nothing goes to the log and no engine that serves people is asked: each version gets an engine of its own meanwhile.
+Nothing is written to the log, and no engine that serves people is asked: each version has an engine of its own for it.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ from clawstream.replay.comparing import Pair, UnrelatedTask
 
 AT_ONCE = 8
 CONFIG = "config.json"
-# The versions that `before` and `after` are made of, themselves included. A rollback goes on from an older version, so
-# what was learned in between is in neither.
+# The versions that `before` and `after` were trained from, themselves included. After a rollback the next version comes
+# from an older one, so what the versions in between learned is in neither.
 _LINES = """
     WITH RECURSIVE lines (asked, policy_version) AS (
         VALUES ({before}::bigint, {before}::bigint), ({after}::bigint, {after}::bigint)
@@ -90,7 +90,7 @@ class PastRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedTurn:
-    """Something that a person said, and the version that learned from it."""
+    """A turn with what the person said next, and the version that learned from it."""
 
     policy_version: int
     turn_id: str
@@ -100,7 +100,7 @@ class LearnedTurn:
 
 
 def versions(url: str, settings: Settings) -> dict[int, LocalVersion]:
-    """Return the versions that can be asked: on the log, and on this machine's disk."""
+    """Return the versions that can be asked: those on the log whose files are on this machine's disk."""
     found = [
         LocalVersion(number=row["policy_version"], path=Path(row["path"]), adapter=row["adapter"] is not None)
         for row in rows_of(url, _VERSIONS.format(policy_id=settings.policy.id))
@@ -109,9 +109,9 @@ def versions(url: str, settings: Settings) -> dict[int, LocalVersion]:
 
 
 def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed: int) -> list[PastRequest]:
-    """Return `count` answered requests at random, all where there are fewer; equal seeds choose alike.
+    """Return `count` answered requests at random, or all if there are fewer; equal seeds choose the same ones.
 
-    None of the versions, nor any version that they are made of, was trained on these requests.
+    Neither of the two versions, nor any version that they were trained from, was trained on these requests.
     """
     query = _LINES + _PAST
     rows = rows_of(url, query.format(policy_id=policy_id, before=before, after=after, seed=seed, count=count))
@@ -123,7 +123,7 @@ def past(url: str, policy_id: str, *, before: int, after: int, count: int, seed:
 
 
 def learned(url: str, policy_id: str, *, before: int, after: int) -> list[LearnedTurn]:
-    """Return the turns that `after` and the versions it is made of learned from and `before` did not, in order."""
+    """Return, in order, the turns that `after` and its ancestors learned from, but not `before` or its ancestors."""
     rows = rows_of(url, (_LINES + _LEARNED).format(policy_id=policy_id, before=before, after=after))
     return [LearnedTurn(**row) for row in rows]
 
@@ -132,9 +132,9 @@ def learned(url: str, policy_id: str, *, before: int, after: int) -> list[Learne
 async def asked(
     settings: Settings, base: Path, wanted: Sequence[LocalVersion], folder: Path
 ) -> AsyncIterator[list["VersionEngine"]]:
-    """Run an engine for each version for the length of the block, its logs in `folder`; adapters lie on `base`.
+    """Run an engine for each version until the block ends, with logs in `folder`; adapters are put on `base`.
 
-    Raises PartUnavailable with the end of its log where one does not come up.
+    Raises PartUnavailable, with the end of the engine's log, where an engine does not come up.
     """
     renderer = PromptRenderer.of(settings.policy, base)
     async with contextlib.AsyncExitStack() as stack:
@@ -158,16 +158,16 @@ async def asked(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionEngine:
-    """A version that can be asked."""
+    """A version, and an engine that answers with it."""
 
     version: LocalVersion
     engine: SglangEngine
-    adapter: str | None  # its name on the engine
+    adapter: str | None  # the adapter's name on the engine; None: the version is not an adapter
     renderer: PromptRenderer
     gateway: GatewaySettings
 
     async def answer(self, prompt_ids: Sequence[int], *, temperature: float, seed: int) -> str:
-        """Return what the version says to the prompt."""
+        """Return the version's answer to the prompt."""
         sampling = SamplingParams(
             max_new_tokens=self.gateway.default_max_tokens or _MAX_NEW_TOKENS,
             temperature=temperature,
@@ -197,7 +197,7 @@ async def pairs(
     seed: int,
     tell: Callable[[], None],
 ) -> list[Pair]:
-    """Return both versions' answers to each request, in hidden order; `tell` is called after each."""
+    """Return both versions' answers to each request, in an order that does not tell them; call `tell` after each."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def pair(request: PastRequest) -> Pair:
@@ -218,7 +218,7 @@ async def pairs(
 
 
 def chosen(found: dict[int, LocalVersion], number: int | None, *, default: int) -> LocalVersion:
-    """Return the named version. Raises OperatorError, listing the versions that exist."""
+    """Return version `number`, or `default` where that is None. Raises OperatorError, which lists those there are."""
     wanted = default if number is None else number
     if wanted not in found:
         there = ", ".join(map(str, sorted(found)))

@@ -1,6 +1,6 @@
 """A replay's workers as processes, each with its own connection to the broker.
 
-A worker that ends without its outcome ends the replay; started again under its name, the replay gives the same events.
+A worker that ends without a result ends the replay. A replay started again under its name gives the same events.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _JOIN_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """The orders of one worker."""
+    """What one worker is to do."""
 
     settings: Settings
     started: ReplayStarted
@@ -41,7 +41,7 @@ class WorkerJob:
 
 
 def prepare(module: str) -> None:
-    """Let workers be forks of a process that imports `module`, and start that process."""
+    """Start a process that imports `module`; the workers are forks of it, and so start faster."""
     get_context("forkserver").set_forkserver_preload([module])
     forkserver.ensure_running()
 
@@ -54,7 +54,7 @@ async def in_processes(
     exchanges_per_s: float | None,
     on_progress: Callable[[ReplayProgress], None],
 ) -> list[WorkerResult]:
-    """Return each worker's result; `on_progress` gets the progress of all together."""
+    """Run the workers and return each one's result; `on_progress` gets the progress of all together."""
     dealt = shares(started, num_workers)
     rate = None if exchanges_per_s is None else exchanges_per_s / len(dealt)
     known: dict[int, ReplayProgress] = {}  # by worker
@@ -100,7 +100,7 @@ def _hear(
             process.join(_JOIN_S)
             raise PartUnavailable(
                 f"a worker of the replay ended with status {process.exitcode} before its work was done. Start the "
-                "replay again under its name; it says the same"
+                "replay again under its name; it writes the same events again"
             ) from error
         if isinstance(news, WorkerResult):
             return news

@@ -1,4 +1,4 @@
-"""The registry of replays: their names, the ranges of records that each reads, and the promoted one.
+"""The registry of replays: their names, the ranges of records that each reads, and which one is promoted.
 
 The end of a range is fixed when the replay begins, so records that are written later change nothing.
 """
@@ -20,9 +20,9 @@ async def frozen(
 ) -> tuple[OffsetRange, ...]:
     """Return the ranges of exchanges from `since` up to but not including `until`, and of the records about them.
 
-    Records about exchanges are feedback, refreshed answers, votes if they come from the log, and an engine's scores of
-    hints if `scored`. `since` and `until` are an offset on each partition, or a time: 90s, 5m, 2h, 1d before now, or
-    ISO; None: no limit. Raises OperatorError for other text, ConfigError for a range without a record.
+    Records about exchanges are feedback, refreshed answers, votes if they come from the log, and an engine's scores if
+    `scored`. `since` and `until` are an offset in each partition; or a time, as 90s, 5m, 2h or 1d ago or in ISO form;
+    None: no limit. Raises OperatorError for other text, ConfigError where no exchange is in the ranges.
     """
     begins, ends = await log.begin_offsets([topics.EXCHANGES]), await log.end_offsets([topics.EXCHANGES])
     first = begins if since is None else await _offsets_at(log, since, now_ms, begins)
@@ -30,7 +30,7 @@ async def frozen(
     ranges = [_range(place, first[place], min(end[place], ends[place])) for place in sorted(ends)]
     if all(part.first_offset >= part.end_offset for part in ranges):
         raise ConfigError(
-            f"no exchange stands on the log from {since or 'its beginning'} to {until or 'its end'}: nothing was "
+            f"no exchange stands on the log from {since or 'its beginning'} to {until or 'its end'}: no replay was "
             "begun. Name another range with --from and --to"
         )
     votes = (topics.VOTES,) if votes_from is VotesFrom.LOG else ()
@@ -53,7 +53,7 @@ def by_partition(ranges: Sequence[OffsetRange], number: int) -> dict[PartitionId
 
 
 def num_records(ranges: Sequence[OffsetRange], topic: str) -> int:
-    """Return how many offsets of a topic the ranges hold."""
+    """Return how many offsets of the topic are in the ranges."""
     return sum(max(0, part.end_offset - part.first_offset) for part in ranges if part.topic == topic)
 
 
@@ -75,7 +75,7 @@ class Registry:
 
     started: dict[str, ReplayStarted] = field(default_factory=dict)  # by name, in order
     ended: dict[str, ReplayEnded] = field(default_factory=dict)
-    promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, with undone ones
+    promoted: dict[str, list[SamplesPromoted]] = field(default_factory=dict)  # by policy, undone ones included
 
     @classmethod
     async def read(cls, log: Log) -> "Registry":
@@ -93,13 +93,13 @@ class Registry:
         return found
 
     def finished(self, name: str) -> ReplayEnded:
-        """Return how the replay ended; raises ConfigError where it did not."""
+        """Return how the replay ended; raises ConfigError where it does not exist or has not ended."""
         if name not in self.started:
             there = ", ".join(self.started) or "none"
             raise ConfigError(f"there is no replay {name!r}: there are {there}. See `clawstream replay list`")
         if name not in self.ended:
             raise ConfigError(
-                f"replay {name!r} was begun and has not ended: nothing was done. Run `clawstream replay start --name "
+                f"replay {name!r} was begun but has not ended: nothing was done. Run `clawstream replay start --name "
                 f"{name}` again, which finishes it"
             )
         return self.ended[name]

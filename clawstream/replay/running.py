@@ -1,7 +1,7 @@
-"""A replay from beginning to end, and the table and the plot of its comparison.
+"""Runs a replay from beginning to end; compares its verdicts with the live ones, in a table and a plot.
 
-The ranges that a replay reads are on the log before it reads them, so a second run under the same name reads the same
-records and writes the same events again. Votes that it asked for are on the log too, and are not asked for again.
+The ranges that a replay reads are noted on the log first, so a second run under the same name reads the same records
+and writes the same events again. The votes that it asked for are on the log too, and are not asked for again.
 """
 
 import csv
@@ -45,11 +45,11 @@ class ReplayRequest:
     until: str | None
     session_id: str | None
     votes_from: VotesFrom
-    judge: str | None  # the judge to ask, or the only one whose votes count; None: every judge's
+    judge: str | None  # the judge to ask, or whose votes alone count; None: the votes of all judges count
 
 
 def refuse_name(name: str) -> None:
-    """Raise ConfigError for a name that can't be a replay's, being a part of topic and folder names."""
+    """Raise ConfigError for a name that no replay can have, as it would be a part of names of topics and folders."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(f"a replay can't be named {name!r}: use up to 63 of a-z, 0-9, - and _")
 
@@ -63,10 +63,10 @@ async def begin(
     *,
     teacher: str | None = None,
 ) -> tuple[ReplayStarted, ReplayEnded | None]:
-    """Return the replay's first event, written now or by an earlier run, and how it ended if it has.
+    """Return the replay's first event, written now or by an earlier run, and how it ended (None: it has not).
 
-    Hints are weighed by the recorded scores of `teacher`; None: by the trainer. Raises ConfigError for an invalid name,
-    or one of another replay.
+    Hints count by the recorded scores of `teacher`; None: by the trainer's own. Raises ConfigError for an invalid name,
+    or one that another replay has.
     """
     refuse_name(wanted.name)
     registry = await Registry.read(log)
@@ -129,7 +129,7 @@ async def work_through(
 
 
 def shares(started: ReplayStarted, num_workers: int) -> list[list[int]]:
-    """Return the partition numbers of each worker, the ones with most records dealt out first; no share is empty."""
+    """Deal the partition numbers out to workers, those with most records first; return each worker's, none empty."""
     sizes = Counter[int]()
     for part in started.ranges:
         sizes[part.partition] += part.end_offset - part.first_offset
@@ -147,8 +147,8 @@ def _refuse_another(started: ReplayStarted, wanted: ReplayRequest) -> None:
     ):
         if before != value:
             raise ConfigError(
-                f"replay {wanted.name!r} was begun with {name} {before}, not {value}: nothing was done. Give this "
-                "one a name of its own, or say the same as then; the range is that of the first run"
+                f"replay {wanted.name!r} was begun with {name} {before}, not {value}: nothing was done. Give the new "
+                "replay another name; or, to finish that one, give the same options as then (its range stays)"
             )
 
 
@@ -182,7 +182,7 @@ def write_csv(comparison: Comparison, file: Path) -> None:
 
 
 def write_plot(comparison: Comparison, file: Path) -> None:
-    """Draw how many turns have which scores on either side, and each side's scores."""
+    """Draw how many turns have each pair of scores (live, replay), and how many each score on either side."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -1,8 +1,8 @@
-"""The folds of turns, judging and samples on one partition of a replay, and their events as records.
+"""Hosts the folds of turns, judging and samples for one partition of a replay, and makes records of their events.
 
-A fold gives the same events here as its stage does live, because a stage's events do not depend on how its topics
-interleave. An event gets the time of the record that it follows from. The digest of all samples depends neither on
-their order nor on the number of partitions.
+A fold gives the same events here as its stage does live, because a stage's events do not depend on the order in which
+records of different topics come. An event gets the time of the record that it follows from. The digest of all samples
+depends neither on their order nor on the number of partitions.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ _ALL = 2**63 - 1
 
 
 class Output:
-    """Makes records of events, counts them by type, and keeps a digest of each sample (of equal ids the first)."""
+    """Makes records of events, counts them by type, and keeps each sample's digest (by sample id, the first counts)."""
 
     def __init__(self, replay: str) -> None:
         self._replay = replay
@@ -42,7 +42,7 @@ class Output:
         self.digests: dict[bytes, bytes] = {}  # a sample's id -> the sha256 of its bytes
 
     def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> PlacedRecord:
-        """Return the event's record for the replay's own topic in place of the live one.
+        """Return the event's record for the topic that the replay has in place of the live one.
 
         `at_ms` is the time of the record that the event follows from. Raises UnusableEvent for an event that can't be
         encoded.
@@ -65,7 +65,7 @@ def samples_sha256(digests: Mapping[bytes, bytes]) -> str:
 
 
 class FoldOutput(NamedTuple):
-    """The events, in order, and the calls that follow from one record."""
+    """What follows from one record: events, in order, and calls; and how many steps could not use their record."""
 
     events: list[Event]
     calls: list[Any]
@@ -87,7 +87,7 @@ class Host:
     def feed(self, record: Record, *, open_since_ms: int | None = None) -> FoldOutput:
         """Apply the record to every fold that reads its topic, and the resulting events to the folds that read them.
 
-        `open_since_ms` is the time of the oldest record with open calls; states are expired as of then, not of now.
+        `open_since_ms` is the time of the oldest record with open calls: no state is dropped that was in use then.
         """
         self._num_fed += 1
         if self._num_fed % EXPIRE_EVERY == 0:
@@ -129,14 +129,14 @@ def following(cause: Record, topic: str, event: Event) -> Record:
 
 
 def judge_settings(settings: JudgeSettings, started: ReplayStarted) -> JudgeSettings:
-    """Return the settings with the values that the replay's first event holds."""
+    """Return the settings, with the values that `started` holds in place of the present ones."""
     return settings.model_copy(update={"votes": started.num_votes, "hint_quorum": started.hint_quorum})
 
 
 def hosted(
     settings: Settings, started: ReplayStarted, renderer: Renderer, judge: Judge | None
 ) -> tuple[Callable[[], Sequence[Stage[Any, Any]]], Stage[Any, Any] | None]:
-    """Return the function that makes one partition's stages, and the judging stage where it asks `judge`."""
+    """Return the function that makes one partition's stages, and the judging stage (None: no judge is asked)."""
     section = judge_settings(settings.judge, started)
     asks = None if started.teacher is None else TeacherRule(started.teacher, waits=False)
     rules = SampleRules(
@@ -153,7 +153,7 @@ def hosted(
         turns: list[Stage[Any, Any]] = [turns_stage(), *map(scored_again, scored_by)]
         if asking is not None:
             return (*turns, asking, samples_stage(rules))
-        # Samples forget no session here, since another judge may have voted on it much later.
+        # Here the samples stage forgets no session, since on the log another judge may have voted on it much later.
         return (*turns, aggregation(section, started.judge), samples_stage(rules, forgets=False))
 
     return stages, asking

@@ -1,8 +1,8 @@
 """One worker of a replay: reads its partitions, runs the stages' folds, calls the judge and writes the events.
 
-The one rule: a vote is acknowledged by the broker before any event follows from it. So after a kill, a new run finds
-those votes and reaches the same conclusions. Feedback on an answer is applied right after the answer, however late it
-came, so each turn gets only one sample.
+The one rule: a vote is acknowledged by the broker before any event follows from it. So a new run after a kill finds all
+votes from which events followed, and comes to the same events. Feedback on an answer is applied right after the answer,
+however late it came, so each turn gets only one sample.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; the pause lets the event loop fetch more
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of hints, only the scores by the replay's teacher
-# Events with their topics, by session and turn.
+_BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the hints topic, only the scores by the replay's teacher
+# Recorded events about answers, each with its topic, by session and turn.
 Beside = dict[tuple[str, str], "list[tuple[str, events.FeedbackGiven | events.AnswerRefreshed | _Packed]]"]
 
 
 class _Packed(NamedTuple):
-    """A teacher's scores in an eighth of their size, since all scores of a partition are in memory at once."""
+    """A teacher's scores in an eighth of the memory, since all scores of a partition are in memory at once."""
 
     scored: events.TeacherScored  # without log-probs
     teacher_logprobs: "array[float] | None"
@@ -71,12 +71,12 @@ def _unpacked(values: "array[float] | None") -> events.LogProbs | None:
 
 @dataclass(slots=True, kw_only=True)
 class ReplayProgress:
-    """The counts of what a worker has done so far."""
+    """How much a worker has done so far."""
 
     num_exchanges: int = 0
     num_samples: int = 0
     num_calls: int = 0
-    num_votes_cast: int = 0  # including votes from earlier runs' calls
+    num_votes_cast: int = 0  # the votes that earlier runs asked for included
     num_unusable: int = 0
 
 
@@ -90,7 +90,7 @@ def summed(parts: Iterable[ReplayProgress]) -> ReplayProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
-    """The counts of all that a worker has done, and its samples' digests."""
+    """How much a worker has done in all, and the digests of its samples."""
 
     progress: ReplayProgress
     counts: Mapping[str, int]  # events written, by type
@@ -100,8 +100,8 @@ class WorkerResult:
 class ReplayWorker:
     """Replays partitions; `judging` is the stage that calls the judge, None where recorded votes are used.
 
-    With calls, partitions are replayed one after another. Without, two are replayed at once, so that one is worked on
-    while the other waits for the broker.
+    With calls, partitions are replayed one after another. Without calls, `AT_ONCE` are replayed at once, so that one
+    goes on while another waits for the broker.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class ReplayWorker:
         return known
 
     async def _said_of(self, number: int) -> Beside:
-        """Return the partition's recorded feedback, refreshed answers and scores, by turn, in topic order."""
+        """Return the partition's recorded feedback, refreshed answers and scores, by turn, each topic's in order."""
         found: Beside = defaultdict(list)
         ranges = by_partition(self.started.ranges, number)
         places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}
@@ -298,7 +298,7 @@ class _Partition:
                 self._worker.progress.num_unusable += 1
 
     async def _flush(self) -> None:
-        """Start to write the waiting records, once the group before them is written, so that the order holds."""
+        """Begin to write the waiting records, after the group before them is written, so that the order is kept."""
         async with self._one_flush:
             if self._writing is not None:
                 await self._writing
@@ -308,9 +308,9 @@ class _Partition:
                 self._writing = self._tasks.create_task(self._worker.put(records))
 
     async def _let_calls_end(self, record: Record) -> None:
-        """Wait for a session's open calls before a record that follows a long silence and so begins the session anew.
+        """Wait for open calls of the record's session, if it was silent so long that the record begins it anew.
 
-        Also wait while twice `calls_at_once` calls, or more, are open.
+        Wait also while twice `calls_at_once` calls, or more, are open.
         """
         judging = self._worker.judging
         assert judging is not None

@@ -39,7 +39,7 @@ def test_a_batch_that_is_due_and_not_planned_is_an_alarm_that_one_person_gets(
     said: tuple[Event, ...], words: str
 ) -> None:
     told = board(32, *said).alarm(16 + IDLE_MS)
-    assert "32 samples wait, a batch of them is due for 10 min" in (told or "")
+    assert "32 samples wait, a batch was due 10 min ago" in (told or "")
     assert words in (told or "")
     assert board(32, *said).alarm(16 + IDLE_MS - 1) is None
     assert board(15, *said).alarm(16 + IDLE_MS) is None
@@ -54,7 +54,7 @@ def test_fewer_than_a_batch_are_due_once_the_oldest_has_waited_long_enough() -> 
 def test_a_trainer_that_died_in_a_step_is_known_and_one_that_takes_long_is_left_in_peace() -> None:
     in_step = board(32, plan(4, (S[0],), {}))
     assert in_step.alarm(STILL_MS - 1) is None
-    assert "(version 4 planned), and that step is still to come" in (in_step.alarm(STILL_MS) or "")
+    assert "(version 4 planned), and its step is not done yet" in (in_step.alarm(STILL_MS) or "")
 
 
 def test_where_nothing_waits_a_silent_trainer_is_none_that_stopped() -> None:
