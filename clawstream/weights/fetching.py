@@ -1,7 +1,7 @@
 """Fetches versions from a trainer on another machine, and shows an engine only the bytes that were published.
 
-Each file is compared with the manifest and the manifest with the log; only then the folder gets its name, which is made
-from its bytes. Bytes that arrived before a connection broke are not fetched again.
+Each file is checked against the manifest, and the manifest against the log. Only then the folder gets its final name,
+which has the manifest's hash in it. Bytes that arrived before a connection broke are not fetched again.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from clawstream.locks import locked
 
 log = logging.getLogger(__name__)
 
-SILENCE_S = 60.0  # of the trainer's silence, after which it is asked again
+SILENCE_S = 60.0  # if the trainer sends nothing for so long, it is asked again
 MANIFEST_BYTES = 16 * 2**20
 _PIECE_BYTES = 2**20
 _OURS = re.compile(r"(\.fetching-|\.removing-)?v\d{6,}-[0-9a-f]{12}")
@@ -51,10 +51,10 @@ class Fetcher:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: WeightsSettings, folder: Path, base: Path | None) -> AsyncIterator["Fetcher | None"]:
-        """Yield one for the length of the block; None where versions lie on this machine already.
+        """Yield a fetcher for the length of the block; None where versions lie on this machine already.
 
-        `folder` is where they are kept, `base` the base policy's folder here. Raises ConfigError without a base,
-        PartUnavailable where another process fetches into the folder.
+        `folder` is for the fetched versions; `base` is the base policy's folder on this machine. Raises ConfigError
+        without a base, PartUnavailable where another process fetches into the folder.
         """
         if settings.url is None:
             yield None
@@ -72,7 +72,7 @@ class Fetcher:
                 yield cls(session, settings.url, folder, base)
 
     def here(self, version: PolicyPublished) -> PolicyPublished | None:
-        """Return the version as it lies on this machine; None: it has to be fetched first."""
+        """Return the version with its path on this machine; None: it has to be fetched first."""
         if version.manifest_sha256 is None:
             return replace(version, path=str(self._base.absolute()))
         place = self._folder / _name(version)
@@ -97,7 +97,7 @@ class Fetcher:
         log.info("version_fetched version=%d from=%s bytes=%d", version.policy_version, self._url, num_bytes)
 
     def make_room(self, keep: Collection[PolicyPublished]) -> None:
-        """Remove fetched versions other than these. Raises TryLater where that can't be done."""
+        """Remove all fetched versions except those in `keep`. Raises TryLater where that can't be done."""
         kept = {_name(version) for version in keep if version.manifest_sha256 is not None}
         try:
             for path in self._folder.iterdir():
@@ -157,7 +157,7 @@ def _put(fetching: Path, manifest: bytes, place: Path) -> None:
 
 
 def _num_begun_bytes(path: Path) -> int:
-    """Return how much of the file is here; a file without any byte is made."""
+    """Return how many bytes of the file are here; where there is no file yet, make an empty one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     return path.stat().st_size

@@ -1,7 +1,7 @@
 """Which version an engine should take over next, and which adapters it may forget. Pure.
 
-An engine serves the newest published full weights and, if an adapter was published since, the newest adapter. The
-engine says what it serves; the log says what it was last told to serve.
+An engine should serve the newest published full weights and, if an adapter was published since, the newest adapter. The
+engine says what it serves; the log says what it took over last.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,14 +15,14 @@ ADAPTERS_KEPT = 2  # the newest, and the one before it, under which requests may
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """What the policy topic says so far of one policy.
+    """What the policy topic has said so far about one policy.
 
     newest    the newest full weights that lie whole on disk
     adapter   the newest adapter that was published after them
     active    engine -> the full weights that it took over last
     adapted   engine -> the adapter's version that it took over last
-    rejected  (engine, version) of a version that the engine refused; not offered to it again until it is published
-              again, since its files were then written again
+    rejected  (engine, version): the engine refused this version. The engine is offered it again only if it is published
+              again, since its files are then written again
     """
 
     policy_id: str
@@ -66,7 +66,7 @@ def _published(state: Rollout, event: PolicyPublished) -> Rollout:
     if any(event.policy_version < version for version in _offered(state)):
         if not full or state.newest is None or event.policy_version != state.newest.policy_version:
             return state
-        # The weights below a newer adapter, published again.
+        # The full weights below a newer adapter were published again.
         others = frozenset(pair for pair in state.rejected if pair[1] != event.policy_version)
         return replace(state, newest=event, rejected=others)
     after = replace(state, newest=event, adapter=None) if full else replace(state, adapter=event)
@@ -106,9 +106,9 @@ def misnamed(version: PolicyPublished) -> str | None:
 
 
 def forgettable(state: Rollout, *, engine: str, loaded: Collection[str]) -> list[str]:
-    """Return the loaded adapters that the engine no longer needs, having taken over newer versions; oldest first.
+    """Return, oldest first, the loaded adapters that the engine no longer needs, as it has taken over newer versions.
 
-    They are returned even where the engine refused a still newer adapter, since it may have had no room for it.
+    They are returned even where the engine refused a still newer adapter: it may have had no room for that adapter.
     """
     if state.newest is None:
         return []

@@ -1,10 +1,10 @@
 """Keep every engine on the newest published version, one engine after the other, so that one always serves.
 
-Each engine is asked what it serves, so one that comes back with old weights is brought up to date like any other. An
-engine that answers nothing for TURN_S in the middle of its turn loses the turn. A process killed in a swap may have
-left an engine paused, so each engine is told to resume first. After our start, after an error, or if an engine serves
-something else than the log says, the next takeover empties its cache: a gateway may have cached requests of older
-weights under keys that name newer ones.
+Each engine is asked what it serves, so an engine that comes back with old weights is updated like any other. An engine
+that gives no answer for TURN_S during its turn loses the turn. Each engine is first told to resume, since a process
+that was killed during a swap may have left it paused. A takeover empties the engine's cache if it is the first one
+after our start or after an error, or if the engine serves something else than the log says. For then the cache may hold
+prompts that older weights filled, under a gateway's keys that name newer weights.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from clawstream.weights.taking import SwappingEngine, forget, serving, take_over
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 2.0  # how soon an engine that came back with old weights is noticed
-TURN_S = 60.0  # of silence, after which an engine in a takeover no longer holds the next one up
-DRAIN_S = 60.0  # in which requests may still begin under an adapter that a newer one has replaced
+TURN_S = 60.0  # an engine that gives no answer for so long during its takeover no longer delays the next engine
+DRAIN_S = 60.0  # for so long requests may still begin under an adapter that a newer one has replaced
 LONGEST_WAIT_S = 60.0  # between two tries to fetch a version
 
 
@@ -47,8 +47,8 @@ async def keep_current(
 ) -> None:
     """Run until `stop`: every engine takes over the newest published version as soon as its turn comes.
 
-    A version is compared with the model in `model_path`, the policy's folder, where the engine's own model can't be
-    read. `fetcher` fetches versions from another machine; None: they lie where they were published.
+    Where the engine's own model can't be read, a version is compared with the model in `model_path`, the policy's
+    folder. `fetcher` fetches versions from another machine; None: versions are read where they were published.
     """
     board = _Board(Rollout(policy_id=policy_id), fetcher)
     # A log read only in part would name an old version as the newest, and engines would go back to it.
@@ -67,11 +67,11 @@ async def keep_current(
 
 
 class _Board:
-    """The newest rollout, and a way to wait for the next; with a `fetcher`, only versions fetched already count."""
+    """The newest rollout, and a way to wait for the next; with a `fetcher`, only fetched versions are in it."""
 
     def __init__(self, rollout: Rollout, fetcher: Fetcher | None) -> None:
         self.rollout = rollout
-        self.loading: dict[str, PolicyPublished] = {}  # by engine: the version whose files it reads now
+        self.loading: dict[str, PolicyPublished] = {}  # by engine: the version whose files the engine reads now
         self._published = rollout
         self._fetcher = fetcher
         self._next_offsets: dict[tuple[str, int], int] = {}
@@ -95,7 +95,7 @@ class _Board:
                 await self._changed.wait_for(lambda: self.rollout is not seen)
 
     def learn(self, event: Event) -> None:
-        """Take an event in; one that was taken in before changes nothing."""
+        """Take an event in; taking the same event in again changes nothing."""
         if self._fetcher is not None and isinstance(event, PolicyPublished):
             self._published = learn(self._published, event)
             here = self._fetcher.here(event)
@@ -105,10 +105,10 @@ class _Board:
         self.rollout = learn(self.rollout, event)
 
     async def bring(self, fetcher: Fetcher, every_s: float) -> None:
-        """Fetch the newest version as soon as it can be had; never returns.
+        """Fetch the newest version as soon as that is possible; never returns.
 
         Meanwhile engines serve the versions that are here. A fetched version is taken over even if a newer one was
-        published since: where publishing is faster than the line, versions come late, but engines still advance.
+        published since: if versions are published faster than they can be fetched, engines are late but still advance.
         """
         wait_s, why = every_s, None
         while True:
@@ -178,10 +178,10 @@ class _Keeper:
     model_path: Path | None
     drain_s: float
     now_ms: Callable[[], int]
-    certain: bool = False  # the engine surely is not paused, and the log names the weights that filled its cache
+    certain: bool = False  # it is known that the engine is not paused, and which weights filled its cache
     old_since_ms: dict[str, int] = field(default_factory=dict)  # when an adapter was first seen to be old, by name
     waiting: bool = False
-    unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # while held, no weights change below the adapters
+    unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while adapters are unloaded or full weights change
 
     async def keep(self, ask_every_s: float) -> None:
         """Bring the engine up to date at each change on the log, and every `ask_every_s`; never returns."""
@@ -207,7 +207,7 @@ class _Keeper:
             now = await serving(self.engine)
 
     async def tidy(self, every_s: float) -> None:
-        """Unload adapters that no new request names, beside the takeovers; never returns."""
+        """Unload adapters that no new request names any more, while takeovers go on; never returns."""
         while True:
             with contextlib.suppress(TryLater, EngineRefused):
                 await self._forget_old()
@@ -227,7 +227,7 @@ class _Keeper:
                 await forget(self.engine, drained)
 
     async def _take_over(self) -> None:
-        """Take over the version that is due when the turn begins: it may be newer than the one due before."""
+        """Take over the version that is due now: it may be newer than the one that was due before the turn began."""
         engine, rollout = self.engine, self.board.rollout
         now = await serving(engine)
         version = due(rollout, engine=engine.url, serving=now)

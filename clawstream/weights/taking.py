@@ -1,15 +1,15 @@
 """How one engine takes over one version, while its requests go on.
 
 - Full weights in place, the usual case: pause, update, continue. Running requests keep their KV cache; the gateway
-  avoids what is cached under older keys. Our adapters are unloaded first, so that requests under them end before the
+  sends new requests under new cache keys. Our adapters are unloaded first, so that requests under them end before the
   weights below them change.
 - Full weights afresh, if it is not certain which weights filled the engine's cache: running requests are retracted, the
-  cache is emptied, and they are computed again.
+  cache is emptied, and the requests are computed again.
 - Adapters, each under a name of its own: nothing is paused.
 
-Full weights are shown to an engine only if their tensors fit its model. SGLang (0.5.23) copies tensor by tensor: its
-process ends at the first that does not fit, and a missing tensor keeps its old numbers without an error. The model is
-read at the path that the engine names, else in the policy's own folder; if neither can be read, nothing is compared.
+An engine is asked to load full weights only if their tensors fit its model. SGLang (0.5.23) copies tensor by tensor:
+its process ends at the first that does not fit, and a missing tensor keeps its old numbers without an error. The model
+is read at the path that the engine names, else in the policy's own folder; if neither can be read, nothing is compared.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from clawstream.weights.rollout import Serving, misnamed, serves
 
 log = logging.getLogger(__name__)
 
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to the served type, as they are copied
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # cast to the served type when they are copied
 # A checkpoint trained on text may lack these: prediction heads for later tokens, and the towers of other media.
 _BESIDE_TEXT = re.compile(r"(^|\.)(mtp|visual|vision_\w+|audio_\w+|multi_modal_projector)\.|\.inv_freq$")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
@@ -55,7 +55,7 @@ def misfit(
 
 
 def _by_place(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """Return the tensors by a name that is the same alone and inside a model of several media."""
+    """Return the tensors by names that a language model has alone and also inside a multimodal model."""
     return {name.replace("language_model.", ""): header for name, header in tensors.items()}
 
 
@@ -79,15 +79,15 @@ def _shown(header: TensorHeader | None) -> str:
 
 
 def unfit(checkpoint: Path, of_its_model: Iterable[Path]) -> str | None:
-    """Return why the checkpoint must not be shown to an engine of the model; None: it fits, or that is not known.
+    """Return why an engine of the model must not load the checkpoint; None: it fits, or there is nothing to compare.
 
-    `of_its_model` are folders of the model; the first one whose weights can be read here is compared. Only headers are
-    read.
+    `of_its_model` are folders of the model; the checkpoint is compared with the first one whose weights can be read
+    here. Only headers are read.
     """
     if (checkpoint / ADAPTER_CONFIG).is_file():
         return (
             f"{checkpoint} is an adapter, and was published as full weights. It is not loaded and what is served "
-            "stays; the policy's next step publishes one that is"
+            "stays; the version that the policy's next step publishes will be loaded"
         )
     try:
         found = tensor_headers(checkpoint)
@@ -135,8 +135,8 @@ async def take_over(
 ) -> PolicyActivated | PolicyRejected:
     """Let `engine` take `version` over while its requests go on; return the outcome.
 
-    `model_path` is a folder of the engine's model that can be read here. The engine is told to resume in any case.
-    Raises TryLater when it does not answer.
+    `model_path` is a folder of the engine's model that can be read here. An engine that was paused is always told to
+    resume. Raises TryLater when the engine does not answer.
     """
     if version.adapter is None:
         folders = [Path((await engine.server_info()).model_path), *([] if model_path is None else [model_path])]
@@ -181,7 +181,7 @@ async def swap(
 
 
 async def forget(engine: SwappingEngine, adapters: list[str]) -> None:
-    """Unload the adapters, each when the requests that run under it have ended."""
+    """Unload each of the adapters as soon as the requests that run under it have ended."""
     for name in adapters:
         try:
             await engine.unload_lora_adapter(name)
