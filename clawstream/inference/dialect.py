@@ -29,11 +29,11 @@ _TOKEN_DIGITS = 9
 _MESSAGE_CHARACTERS = 300
 # Parameters that we do not implement, with the value under which they do nothing.
 _NEUTRAL: Mapping[str, object] = {"n": 1, "structural_tag": "", "stop_regex": [], "custom_params": {}, "beam_width": 1}
-# Fields of which a batch may give one for each prompt.
+# Fields of which a batch may give one value for each prompt.
 _PER_PROMPT = (
     "rid", "extra_key", "lora_path", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num",
 )  # fmt: skip
-# Parameters about text, which these servers do not send.
+# Parameters that concern an answer's text; these servers send only token ids.
 _IGNORED = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim", "stream_interval"})
 
 
@@ -70,7 +70,7 @@ Logprob: TypeAlias = tuple[float | None, int, None]
 
 @dataclass(slots=True, kw_only=True)
 class TokenDelta:
-    """The news of one request that a server has not sent yet; grows until it is sent."""
+    """What is new of one answer and was not sent to the client yet; it grows until it is sent."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -300,7 +300,7 @@ def write_delta(call: Call, delta: TokenDelta) -> dict[str, object]:
 
 
 def write_spans(spans: Sequence[WeightsSpan], current: str) -> list[dict[str, object]]:
-    """Spans as [start, end) of the answer; an answer without tokens names the weights that would have given them."""
+    """Spans as [start, end) of the answer; an answer without tokens names the weights that would have sampled them."""
     written, start = [], 0
     for span in spans or (WeightsSpan(current, 0),):
         written.append({"version": span.version, "start": start, "end": start + span.num_tokens})
@@ -349,7 +349,7 @@ def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[WeightsSpan, ...]:
 
 
 def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Join chunks that came together into one for each weight version among them."""
+    """Join chunks that arrived together; return one chunk for each weight version among them."""
     found = list(chunks)
     if len(found) == 1:
         return found

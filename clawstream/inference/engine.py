@@ -3,7 +3,7 @@
 A log-prob that an engine left out is None, never 0. Log-probs are nats at the sampling temperature, after penalties and
 before top-p, top-k and min-p (temperature 0 counts as 1), as SGLang reports them while SGLANG_RETURN_ORIGINAL_LOGPROB
 is unset. A value that no engine can have computed is neither shown nor recorded. An adapter's name ends with its policy
-version, so the names that an engine has loaded tell which versions it serves.
+version, so the names of an engine's loaded adapters tell which versions it serves.
 """
 
 import re
@@ -19,7 +19,7 @@ from clawstream.events import Sampling as Recorded
 
 
 class EngineRefused(ClawstreamError):
-    """The engine understood the request and will not do it; asking again the same way changes nothing."""
+    """The engine understood the request and refuses it; the same request would be refused again."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class SamplingParams:
 
 
 def as_recorded(recorded: Recorded, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-    """Return the parameters of a recorded `Sampling`, all of it; `stop_token_ids` are the model's own."""
+    """Return all parameters of a recorded `Sampling`; `stop_token_ids` are the model's own."""
     return SamplingParams(
         max_new_tokens=recorded.max_tokens,
         temperature=recorded.temperature,
@@ -82,7 +82,7 @@ class GenerateRequest:
     extra_key: str | None = None
     rid: str | None = None
     lora_name: str | None = None
-    top_logprobs_num: int = 0  # likeliest tokens at each place of the answer
+    top_logprobs_num: int = 0  # how many of the likeliest tokens to report at each place of the answer
 
 
 class WeightsSpan(NamedTuple):
@@ -96,7 +96,7 @@ class Chunk(NamedTuple):
     """What is new since the chunk before; `finish` and `weight_versions` come with the last one.
 
     A tuple, because one is made for every few tokens. `num_sampled` counts the answer's tokens so far. `weight_version`
-    is what the engine served when it sent the chunk: those weights sampled its tokens, or older ones.
+    is what the engine served when it sent the chunk: these weights, or older ones, sampled its tokens.
     """
 
     token_ids: tuple[int, ...]
@@ -120,7 +120,7 @@ class ServerInfo:
 
 
 class Scores(NamedTuple):
-    """Log-probs (nats) of an answer's tokens: the teacher's, who sees the hint, and the policy's, who does not."""
+    """Log-probs (nats) of an answer's tokens: by the teacher, with the hint, and by the student, the policy, without."""
 
     teacher_logprobs: tuple[float, ...]
     student_logprobs: tuple[float, ...]
@@ -134,11 +134,11 @@ class ScoreRequest(NamedTuple):
     prompt_ids: TokenIds
     response_ids: TokenIds
     policy_id: str
-    sampled_by: int  # the newest version of that policy that sampled a token of it
+    sampled_by: int  # the newest version of the policy that sampled a token of the answer
 
 
 class Engine(Protocol):
-    """A model behind SGLang's dialect. Refusals are EngineRefused, everything that may pass is TryLater."""
+    """A model behind SGLang's dialect. A refusal raises EngineRefused, any error that may pass raises TryLater."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Chunks as they are sampled; closing the iterator early cancels the generation."""
@@ -152,12 +152,12 @@ class Engine(Protocol):
 
 MOST_TOKEN_IDS = 2**31  # what the log can hold
 MOST_NAME_CHARACTERS = 200
-_ROUNDING_NATS = 1e-3  # how far above 0 rounding may put the log-prob of a certain token
+_ROUNDING_NATS = 1e-3  # how far above 0 rounding may put the log-prob of a token with probability 1
 _LEAST_NATS = -3.4e38  # what the log can hold
 
 
 class Plausible:
-    """One streamed answer to `request` by a model of so many token ids."""
+    """Checks whether chunks can be the answer to `request` of a model with `num_token_ids` token ids."""
 
     def __init__(self, request: GenerateRequest, num_token_ids: int) -> None:
         self._request = request
@@ -180,7 +180,7 @@ class Plausible:
             raise ValueError(f"{self.num_tokens} tokens, expected at most the {most} that were asked for")
         read_version(chunk.weight_version)
         _check_count("prompt_tokens", chunk.prompt_tokens, num_prompt)
-        # A request that was retracted for others finds its own tokens cached when it goes on.
+        # A request that was retracted to make room finds its own tokens cached when it goes on.
         _check_count("cached_tokens", chunk.cached_tokens, num_prompt + most)
         if chunk.finish is not None:
             self._check_end(chunk.finish.matched)
@@ -231,7 +231,7 @@ def policy_version(name: str | None) -> int:
         return BASE_VERSION
     if not _NUMBER.fullmatch(name):
         raise TryLater(
-            f"the engine's weights are named {name[:100]!r}; expected a version number. Start it without a name"
+            f"the engine's weights are named {name[:100]!r}; expected a version number. Start it without that name"
         )
     return int(name)
 
@@ -254,7 +254,7 @@ def adapter_version(policy_id: str, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """Which version sampled which tokens, and how likely each was under it; None where no published version did."""
+    """Which version sampled which tokens, and each token's log-prob; None for a token that no version sampled."""
 
     versions: tuple[VersionSpan, ...]
     logprobs_nats: Sequence[float | None]
@@ -263,11 +263,11 @@ class Behaviour:
 def behaviour(
     engine_spans: Sequence[WeightsSpan], logprobs_nats: Sequence[float | None], adapter_version: int | None = None
 ) -> Behaviour:
-    """Return which versions sampled the tokens; an engine names the weights even under an adapter.
+    """Return which versions sampled the tokens; an engine names the full weights even under an adapter.
 
-    Where those weights change below an adapter, the tokens from there on belong to no version: they bear the name of
-    the new weights, and no log-probs. Raises TryLater where the engine's spans don't cover the tokens, or go back to
-    older weights: a rollback has a number of its own.
+    Where the full weights change below an adapter, the later tokens belong to no version: they get the number of the
+    new weights, and no log-probs. Raises TryLater where the engine's spans don't cover the tokens, or go back to an
+    older number: even a rollback is published under a new one.
     """
     spans = [span for span in engine_spans if span.num_tokens]
     num_named = sum(span.num_tokens for span in spans)
@@ -296,7 +296,7 @@ def behaviour(
 
 
 def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
-    """Return why an answer ended, in OpenAI's words; an aborted one has no such reason and does not come here."""
+    """Return why an answer ended, in OpenAI's words, which have none for an aborted answer: it must not be passed."""
     if finish.kind is FinishKind.LENGTH:
         return FinishReason.LENGTH
     return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP
@@ -307,7 +307,7 @@ class Served(NamedTuple):
 
     weights: int
     version: int
-    adapter: str | None  # the one that has the version; None: the weights have it
+    adapter: str | None  # the adapter that has this version; None: the full weights have it
 
 
 class VersionedEngine(Protocol):
@@ -320,7 +320,7 @@ class VersionedEngine(Protocol):
 
 
 async def served(engine: VersionedEngine, policy_id: str) -> Served:
-    """Return what the engine serves now. Raises TryLater where it names nothing, or no version of ours."""
+    """Return what the engine serves now. Raises TryLater where it does not answer, or names no version of ours."""
     weights = policy_version(await engine.weight_version())
     adapters = {adapter_version(policy_id, name): name for name in await engine.lora_adapters()}
     newest = max((version for version in adapters if version is not None), default=weights)

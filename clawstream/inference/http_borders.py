@@ -1,9 +1,9 @@
-"""HTTP beside the gateway: how much of a peer's response is read, and from which pages requests may come.
+"""Limits on HTTP: how much of a peer's response is read, and which web pages may send requests to our servers.
 
 A peer decides neither how much memory its response takes, nor where else our request goes: redirects are not followed.
-Pages of other sites must not use our servers. A browser sends a page's request unasked if it looks like a form, so a
-body has to be declared as JSON, and the page has to be of this machine (Origin). A site can point its own name at the
-loopback address, so a request that comes in there has to name this machine (Host), unless it shows a key.
+Pages of other sites must not use our servers. A browser sends a request that looks like a form's without asking the
+server first. So a body has to be declared as JSON, and the page has to be of this machine (Origin). A site can point
+its own name at the loopback address, so a request that arrives there has to name this machine (Host) or show a key.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def bearer(key: SecretStr | None) -> dict[str, str]:
 
 
 class Body(NamedTuple):
-    """The part of a body that arrived; `wrong` says why it is incomplete or not as sent."""
+    """The part of a body that arrived; `wrong` says why it is incomplete or unreadable."""
 
     content: bytes
     wrong: str | None = None
@@ -72,7 +72,7 @@ async def read_body(response: aiohttp.ClientResponse, *, most_bytes: int, until:
 
 
 async def read_error(response: aiohttp.ClientResponse, *, until: float | None = None) -> bytes:
-    """Return the beginning of a refusal's body; failing to read it changes nothing, as the status counts."""
+    """Return the beginning of a refusal's body; empty where it can't be read, since the status alone decides."""
     if 300 <= response.status < 400:
         where = response.headers.get("Location", "nowhere")[:SHOWN_CHARACTERS]
         return f"it redirects to {where}, and redirects are not followed: name the address itself".encode()

@@ -1,9 +1,9 @@
-"""How judges are asked, at any OpenAI-compatible endpoint, and teachers, which are engines that score an answer.
+"""The clients of judges (at any OpenAI-compatible endpoint) and of teachers (engines that score an answer).
 
-Anything that a judge sends is a reply, however odd; one beyond its limit of bytes or time is unusable. A missing reply
-raises TryLater, and is asked for again. JudgeRefused means that the judge will never take this request. Teacher's and
-student's log-probs are both engines' scores at temperature 1: the trainer's kernels and precision differ by as much as
-a hint changes a log-prob. During the call the student keeps one known version, never older than the answer's.
+Whatever a judge sends is its reply, however odd; a reply beyond its limit of bytes or time is unusable. Where no reply
+comes, TryLater is raised and the judge is asked again. JudgeRefused means that the judge will never take this request.
+Teacher's and student's log-probs both come from engines, at temperature 1: the trainer's kernels and precision change a
+log-prob as much as a hint does. During a call the student has to serve one version, not older than the answer's.
 """
 
 import asyncio
@@ -37,18 +37,18 @@ from clawstream.inference.http_borders import ASKING, PLAIN, bearer, parsed, rea
 from clawstream.inference.model_folder import difference, largest_token_id, spread, too_small_for, vocabulary
 from clawstream.inference.sglang import SglangEngine, engine_session
 
-CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; servers queue what is more
-CALL_TIMEOUT_S = 60.0  # for one vote of 1,024 tokens; then it is asked for again until DEADLINE_S
+CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; with more, servers only queue them
+CALL_TIMEOUT_S = 60.0  # for one vote of 1,024 tokens; after it the vote is asked for again, until DEADLINE_S
 DEADLINE_S = 600.0  # then a vote that did not arrive is recorded as failed; a server that restarts is back sooner
 TEMPERATURE = 0.6  # votes of one case differ, and few are unreadable
 _CONNECT_S = 10.0
 _LONGEST_WAIT_S = 3600.0  # that a judge may ask for
-_SHARE_OF_TIME = 0.9  # of a call's time; a reply that has begun by then is taken as it is
+_SHARE_OF_TIME = 0.9  # after this share of a call's time, a reply that has begun is taken as it is
 _FRAME_BYTES, _TOKEN_BYTES = 64 * 2**10, 64  # a token has up to 12 characters, thought and said, escaped
 _MOST_BYTES = 2 * 2**20  # a vote is one record, and a byte that is no UTF-8 is recorded as three
 _KEPT_CHARACTERS = 2000  # kept of an unusable reply
 _MOST_TOKENS = 2**31 - 1
-_PASSING = (401, 403, 408, 425, 429)  # a bad key is an operator's to mend while the votes wait
+_PASSING = (401, 403, 408, 425, 429)  # asked again: an operator can correct a bad key while the votes wait
 _MOST_TRIAL_BYTES = 2**18
 _SHOWN_CHARACTERS = 200
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ def _wait(retry_after: str | None) -> float | None:
 
 
 def _reply(raw: bytes) -> JudgeReply:
-    """Return the reply in a body; a body that is no chat completion is the reply itself, for a reader to refuse."""
+    """Return the reply in a body; a body that is no chat completion is itself the reply, which its reader refuses."""
     body: Any = parsed(raw)
     try:
         text = body["choices"][0]["message"]["content"]
@@ -245,7 +245,7 @@ class TeacherClient:
         self._unchecked: str | None = None  # why the teacher's vocabulary is not known to be the policy's
 
     async def known(self, check: Callable[[], Awaitable[None]]) -> None:
-        """Score nothing until `check` has returned; it is called again as long as it raises TryLater."""
+        """Score nothing until `check` has returned; `check` is called again as long as it raises TryLater."""
         self._unchecked = "its vocabulary is not checked yet"
         while self._unchecked is not None:
             try:
@@ -257,7 +257,7 @@ class TeacherClient:
                 await asyncio.sleep(_TRIED_EVERY_S)
 
     async def score(self, wanted: ScoreRequest) -> Scores:
-        """Return both scores. Raises TryLater if one is missing, EngineRefused if an engine never will score it."""
+        """Return both scores. Raises TryLater if one is missing, EngineRefused if an engine will never give one."""
         if self._unchecked is not None:
             raise NotYet(f"teacher {self._teacher.url} is not asked: {self._unchecked}")
         version, student = await self._student_score(next(self._students), wanted)
@@ -297,7 +297,7 @@ class TeacherClient:
 async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterator[TeacherClient]:
     """Yield a teacher for the length of the block; prompts may hold `added_ids` besides the policy's own ids.
 
-    The teacher scores once its vocabulary is checked. If that is not the policy's, the block ends with ConfigError.
+    The teacher scores once its vocabulary is checked. If it is not the policy's, the block ends with ConfigError.
     """
     teacher, engine = settings.teacher, settings.engine
     assert teacher.url is not None, "settings with an engine for a teacher name it"
@@ -319,9 +319,9 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
 async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_ids: Iterable[int]) -> None:
     """Raise ConfigError where the teacher gives tokens other ids than the policy in the folder.
 
-    The teacher is asked for the ids of a text of the policy's own tokens. If it can't tell them, the tokenizer.json of
-    its folder is read, if it is here; the folder comes second, as one of that name here may hold another model. Without
-    either the teacher is trusted, with a warning. Ids that a model does not know end SGLang (0.5.23).
+    The teacher is asked for the ids of a text of the policy's own tokens. If it can't tell them, the tokenizer.json in
+    its folder is read, if there is one on this machine; this comes second, as the folder here may hold another model.
+    Without either the teacher is trusted, with a warning. An id that the model does not have ends SGLang (0.5.23).
     """
     ours, theirs = vocabulary(policy), Path((await teacher.server_info()).model_path)
     wrong = too_small_for(largest_token_id(policy, added_ids), theirs)
@@ -341,7 +341,7 @@ async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_
                 )  # fmt: skip
         elif found != expected:
             at = num_equal(found, expected)
-            wrong = f"of {len(expected)} tokens of the policy's it makes {len(found)}"
+            wrong = f"it makes {len(found)} tokens of a text that is {len(expected)} tokens for the policy"
             if at < min(len(found), len(expected)):
                 wrong = f"it gives {found[at]} for token {at} of a text where the policy has {expected[at]}"
     if wrong is not None:

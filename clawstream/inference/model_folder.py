@@ -1,9 +1,9 @@
 """A model's folder: what it says of the model, which base a policy begins with, and the folders of its versions.
 
-A folder that can't be seen from here is no error, since an engine may run on another machine. Samples of one base teach
-no other, so the policy topic names the base by its hashes, and every part first compares its own base with them. The
-topic also names the sha256 of each version's manifest, and the manifest that of each file, so the bytes of a version
-can be checked wherever they came from.
+A folder that can't be seen from here is no error, since an engine may run on another machine. Samples of one base must
+not train another, so the policy topic names the base by its hashes, and every part first compares its own base with
+them. The topic also has the sha256 of each version's manifest, and the manifest has the sha256 of each file. So the
+bytes of a version can be checked wherever they came from.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ def text_config(folder: Path) -> dict[str, Any] | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model folder, complete. Raises UnusableCheckpoint."""
+    """Return all safetensors files of a model folder. Raises UnusableCheckpoint where one is missing."""
     index = folder / INDEX
     try:
         listed = json.loads(index.read_bytes())["weight_map"].values() if index.is_file() else [SINGLE]
@@ -119,7 +119,7 @@ def vocabulary(folder: Path) -> Tokenizer | None:
 
 
 def difference(ours: Tokenizer, theirs: Tokenizer) -> str | None:
-    """Return the first token of ours that is not theirs under the same id; None: there is none."""
+    """Say which token of `ours` is the first that does not have the same id in `theirs`; None: all have."""
     known = theirs.get_vocab(with_added_tokens=True)
     for token, id_ in sorted(ours.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1]):
         if known.get(token) != id_:
@@ -138,7 +138,7 @@ def spread(tokenizer: Tokenizer) -> str:
 class File:
     """A file of a version."""
 
-    name: str  # with its folder, inside the version's
+    name: str  # its path inside the version's folder
     num_bytes: int
     sha256: str
 
@@ -154,7 +154,7 @@ def version_name(version: int) -> str:
 
 
 def files_of(manifest: bytes) -> Sequence[File]:
-    """Return the files that the manifest names. Raises ValueError for no manifest, or a file outside its folder."""
+    """Return the manifest's files. Raises ValueError where it is no manifest, or names a file outside its folder."""
     try:
         files = [File(**file) for file in json.loads(manifest)["files"]]
     except (KeyError, TypeError) as error:
@@ -243,8 +243,8 @@ def to_name(
 ) -> BaseNamed | None:
     """Return the event that names `base` on the log of a policy; None: the log names it already.
 
-    `events` are those of the policy. Raises OtherBase where they, or the policy's checkpoints if a log without its
-    beginning names no base, say that the policy began with another base.
+    `events` are those of the policy. Raises OtherBase where they say that the policy began with another base. A log
+    without its beginning names no base: then the policy's checkpoints are compared.
     """
     refuse_other(policy_id, base, events)
     model, tokenizer = _named(events)
@@ -272,7 +272,7 @@ def refuse_other(policy_id: str, base: Base, events: Sequence[PolicyEvent]) -> N
 
 
 def _refuse_other_checkpoints(policy_id: str, base: Base, checkpoints_dir: Path) -> None:
-    """Raise OtherBase where the newest checkpoint provably began with another base; the trainer reads unsound ones."""
+    """Raise OtherBase where the newest checkpoint began with another base; one that can't be read is not refused."""
     for state in sorted(checkpoints_dir.glob(f"v*/{STATE_FOLDER}/state.json"), reverse=True)[:1]:
         with suppress(OSError, ValueError, KeyError, TypeError):
             began = json.loads(state.read_bytes())["base_sha256"]

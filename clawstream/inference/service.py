@@ -49,7 +49,7 @@ class Generation(Protocol):
     """One request under way."""
 
     async def next(self) -> TokenDelta:
-        """What is new, waiting for at least one token or the finish; not called after a finish."""
+        """Wait for at least one token or the finish, and return what is new; not called after a finish."""
 
     def cancel(self) -> None:
         """Stop the request and free its memory; harmless after its finish."""
@@ -166,7 +166,7 @@ class _Generate:
             await refuse(str(refused), refused.status)(scope, receive, send)
             return
         generations: list[Generation] = []
-        with ExitStack() as started:  # those before a refusal are cancelled too
+        with ExitStack() as started:  # if one call is refused, the calls started before it are cancelled
             try:
                 for call in body.calls:
                     generation = await self._backend.start(call)
@@ -321,7 +321,7 @@ class _Control:
 
 
 def _with_body(run: Callable[[dict[str, Any]], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return the handler of requests whose body is a JSON object; nothing stands for an empty one."""
+    """Return the handler of requests whose body is a JSON object; no body counts as an empty object."""
 
     async def handle(request: Request) -> Response:
         try:

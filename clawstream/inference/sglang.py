@@ -1,7 +1,7 @@
 """The engine client: SGLang's native HTTP over one pooled session that somebody else owns.
 
-A refusal of the request (4xx) is EngineRefused; a connection, a server error or a silence is TryLater. So is a wrong
-key or a wrong address, which say nothing about the request, and an answer that is too long, or that no engine can give.
+A refusal of the request (4xx) raises EngineRefused. All else raises TryLater: a lost connection, a server error, a
+silence, a wrong key or address (they say nothing about the request), an answer that is too long or impossible.
 """
 
 import asyncio
@@ -33,15 +33,15 @@ from clawstream.inference.http_borders import ASKING, PLAIN, bearer, parsed, rea
 
 _CONTROL_BYTES = 4 * 2**20  # /tokenize answers for thousands of tokens
 _REFUSAL_BODY_S = 2.0
-LOADS_WITHIN_S = 1800.0  # an engine that takes longer over a version or its start is given up; hundreds of GB
+LOADS_WITHIN_S = 1800.0  # for hundreds of GB; an engine that takes longer to load a version or to start is given up
 _FRAME_BYTES = 64 * 2**10
 _EVENT_BYTES_PER_TOKEN = 256  # its id, log-prob and text
-_STREAM_BYTES_PER_TOKEN = 4096  # an event of its own
-_NOT_OURS = (401, 403, 404, 405)  # no key, no right, no such route: no fault of a request
+_STREAM_BYTES_PER_TOKEN = 4096  # if each token comes in an event of its own
+_NOT_OURS = (401, 403, 404, 405)  # no key, no right, no such route: not the request's fault
 
 
 def engine_session(settings: EngineSettings | TeacherSettings) -> aiohttp.ClientSession:
-    """Return the pool for a process's engines, as many connections as there are requests; each shows the engines' key.
+    """Return a process's pool of connections to engines: as many as there are requests; each shows the engines' key.
 
     SGLang closes a connection that was idle for 5 s; the pool closes it sooner, so that no request is lost on it.
     """
@@ -53,8 +53,8 @@ def engine_session(settings: EngineSettings | TeacherSettings) -> aiohttp.Client
 class SglangEngine:
     """One engine at `url`. `silence_s` bounds the wait between two tokens, so it must exceed the longest pause.
 
-    `load_s` bounds calls that wait for files to be read or requests to end: weights and adapters. An answer with an id
-    that is not below `num_token_ids` is refused as impossible.
+    `load_s` bounds calls about weights and adapters, which wait for files to be read or requests to end. An answer with
+    a token id of `num_token_ids` or above is refused as impossible.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class SglangEngine:
     async def score(
         self, input_ids: Sequence[int], start: int, *, extra_key: str | None = None, lora_name: str | None = None
     ) -> tuple[float, ...]:
-        """Log-probs (temperature 1) of input_ids[start:]; the request starts one earlier, where no value is given."""
+        """Log-probs (temperature 1) of input_ids[start:]; one token more is asked for, as the first one gets none."""
         if not 1 <= start <= len(input_ids):
             raise ValueError(f"start is {start}, expected 1 to {len(input_ids)}: the first token has no log-prob")
         request = GenerateRequest(
@@ -128,7 +128,7 @@ class SglangEngine:
                 f"engine {self._url}: a score without input_token_logprobs, {error!r}; it is not used"
             ) from error
         expected = list(input_ids[start:])
-        # SGLang names the vocabulary's last row 0 here; no id is larger, so only the largest asked for can be that row.
+        # Here SGLang writes 0 for the vocabulary's last id, which can only be the largest id of the request.
         named = {token: (token,) for token in expected} | {max(input_ids): (max(input_ids), 0)}
         found = list(zip(tokens, values, expected, strict=False))
         wrong = next((entry[:2] for entry in found if entry[0] not in named[entry[2]] or entry[1] is None), None)
@@ -150,7 +150,7 @@ class SglangEngine:
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None:
         """Serve the weights at `path` as `version`. Pause first, or SGLang waits for every running request.
 
-        With `flush_cache`, which needs a pause with `retract`, no key uses what was cached before.
+        `flush_cache` also empties the prefix cache; it needs a pause with `retract`.
         """
         body = {"model_path": path, "weight_version": version, "abort_all_requests": False, "flush_cache": flush_cache}
         await self._post("/update_weights_from_disk", body, self._load_timeout)
@@ -172,7 +172,7 @@ class SglangEngine:
         return tuple(str(card.get("id"))[:MOST_NAME_CHARACTERS] for card in found)
 
     async def server_info(self) -> ServerInfo:
-        """Context length from /v1/models; model and weight version from /model_info, which a swap moves."""
+        """Context length from /v1/models; model and weight version from /model_info, which a swap changes."""
         served, model = await self._get("/v1/models"), await self._get("/model_info")
         try:
             path, longest = model["model_path"], served["data"][0]["max_model_len"]
@@ -245,7 +245,7 @@ class SglangEngine:
         return _object(raw)
 
     async def _events(self, response: aiohttp.ClientResponse, most_tokens: int) -> AsyncIterator[list[bytes]]:
-        """The data of server-sent events: all that are complete, as soon as they are; stops at [DONE]."""
+        """The data of server-sent events, as soon as an event is complete; stops at [DONE]."""
         most_bytes = _FRAME_BYTES + _STREAM_BYTES_PER_TOKEN * most_tokens
         most_event_bytes = _FRAME_BYTES + _EVENT_BYTES_PER_TOKEN * most_tokens
         rest, num_bytes = b"", 0

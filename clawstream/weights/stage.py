@@ -181,7 +181,7 @@ class _Keeper:
     certain: bool = False  # it is known that the engine is not paused, and which weights filled its cache
     old_since_ms: dict[str, int] = field(default_factory=dict)  # when an adapter was first seen to be old, by name
     waiting: bool = False
-    unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while adapters are unloaded or full weights change
+    unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while adapters or full weights change
 
     async def keep(self, ask_every_s: float) -> None:
         """Bring the engine up to date at each change on the log, and every `ask_every_s`; never returns."""
