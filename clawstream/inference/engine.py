@@ -120,7 +120,7 @@ class ServerInfo:
 
 
 class Scores(NamedTuple):
-    """Log-probs (nats) of an answer's tokens: by the teacher, with the hint, and by the student, the policy, without."""
+    """Log-probs (nats) of an answer's tokens: by the teacher with the hint, and by the student, the policy, without."""
 
     teacher_logprobs: tuple[float, ...]
     student_logprobs: tuple[float, ...]

@@ -1,8 +1,8 @@
 """The grammars that force an answer to be tool calls in a family's format, JSON by a schema, or either. Pure.
 
-The rules keep a schema's types, fields, their order, enums, unions and references, but not strings' patterns, numbers'
-limits and the like. JSON is written as Python does; the spaces after `,` and `:` may be left out. A model may spell a
-mark in letters instead of sampling its token, so whoever reads calls encodes their text again.
+The rules enforce a schema's types, fields, their order, enums, unions and references, but not strings' patterns,
+numbers' limits and the like. JSON is written as Python writes it; the spaces after `,` and `:` may be left out. A model
+may spell a mark in letters instead of sampling its token, so the text of calls is encoded again before it is read.
 """
 
 import json
@@ -93,7 +93,7 @@ class JsonRules:
         if fields is None:
             pair = f"text {_COLON} {self.value(schema.get('additionalProperties'), root)}"
             return f'"{{" ({pair} ({_COMMA} {pair})*)? "}}"'
-        # From the last field to the first: the rest as the first field, and as one behind another field.
+        # From the last field back: `first` writes the fields from here on at the object's start, `later` behind a field.
         first, later = '""', '""'
         for number, (key, part, required) in reversed([*enumerate(fields)]):
             pair = f"{literal(json.dumps(key, ensure_ascii=False))} {_COLON} {self.value(part, root)}"
@@ -104,7 +104,7 @@ class JsonRules:
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]] | None:
-    """Return the fields of an object: name, schema, and whether it is required; None: any may stand there."""
+    """Return the fields of an object: name, schema, and whether it is required; None: it may have any fields."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping) or (not properties and schema.get("additionalProperties")):
         return None
@@ -162,7 +162,7 @@ _BARE = _all_but("parameter", "function", "tool_call", "arg_value")
 class _Form:
     """How a family writes calls; `ends` is the mark that ends a call, None: the answer ends there by itself.
 
-    `begins` is how a call of `NAME` begins, and no other JSON does.
+    `begins` is how a call of the tool `NAME` begins; JSON that is no call never begins like this.
     """
 
     call: Callable[[JsonRules, Mapping[str, Any]], str]
@@ -208,8 +208,8 @@ def schema_to_follow(options: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def answer_grammar(form: str | None, options: Mapping[str, Any], *, thinks: bool) -> str:
     """Return the EBNF of an answer that makes a call or, where none is required, may be JSON by a schema.
 
-    `thinks` says that the prompt has opened a thought, which comes first. Raises ValueError where no grammar writes
-    calls of that `form`.
+    `thinks` says that the prompt has opened a thought, which comes first. Raises ValueError where no grammar can write
+    calls in this `form`.
     """
     family = _FORMS.get(form or "")
     if offers_tools(options) and family is None:
@@ -243,7 +243,7 @@ def _grammar(family: _Form | None, options: Mapping[str, Any], *, thinks: bool) 
 
 
 def makes_calls(form: str | None, options: Mapping[str, Any], said: str) -> bool:
-    """Whether `said`, an answer under the grammar without its thought, is calls; if not, it is JSON."""
+    """Whether `said`, an answer under the grammar without its thought, makes calls; if it does not, it is JSON."""
     family = _FORMS.get(form or "")
     if family is None or not offers_tools(options):
         return False
@@ -277,7 +277,7 @@ def _deepseek(rules: JsonRules, function: Mapping[str, Any]) -> str:
 def _as_fields(
     begin: tuple[str, str], end: str, field: tuple[str, str, str]
 ) -> Callable[[JsonRules, Mapping[str, Any]], str]:
-    """Return the writer of calls with arguments between marks; `field`: before and behind a name, behind a value."""
+    """Return the writer of calls with arguments between marks; `field`: marks before and after a name, after a value."""
 
     def call(rules: JsonRules, function: Mapping[str, Any]) -> str:
         schema = _schema(function)

@@ -1,10 +1,10 @@
 """A model's tokenizer: how it is loaded, and how templates encode with it.
 
 A mark is a special token, as `<|im_start|>` is. Only the template puts marks into a prompt; in texts they are letters.
-Marks that templates themselves write as text (of thinking and of tool calls) can't be told from a user's, and stay
-marks. A template's code walks over each id several times, but never looks at the ids of plain text. So a long text
-passes through it as one id, a LongText, which `spread` replaces by its ids. A folder's own Python code is run only
-where the settings trust it.
+Marks that templates themselves write as text (of thinking and of tool calls) can't be told apart from a user's, so they
+stay marks in every text. A template's code walks over each id several times, but never looks at the ids of plain text.
+So a long text passes through it as one id, a LongText, which `spread` replaces by its ids. A folder's own Python code
+is run only where the settings trust it.
 """
 
 import json
@@ -144,7 +144,7 @@ class PlainText(_Wrapper):
         assert not add_special_tokens  # templates write their own
         if not any(mark in text for mark in self._marks):
             return self._ids(text)
-        # A mark that is cut after its first letter is plain text; the tokenizer itself can ignore all marks or none.
+        # Cutting a mark after its first letter makes it plain text: the tokenizer itself can ignore all marks or none.
         cuts = [0, *(found.start() + 1 for found in self._mark.finditer(text)), len(text)]
         return list(chain.from_iterable(self._ids(text[start:end]) for start, end in pairwise(cuts)))
 
@@ -158,8 +158,8 @@ class PlainText(_Wrapper):
 class TemplateTokenizer(_Wrapper):
     """The tokenizer of one renderer: `marked` encodes until `seal`, then `plain` does.
 
-    Some renderers, when they are made, encode marks to learn their ids. `marked` always encodes the whole texts in
-    `always_marked`, which only templates may write. Once sealed, a long text's ids are one LongText.
+    Some renderers, when they are made, encode marks to learn their ids. A text that is exactly one of `always_marked`
+    is always encoded by `marked`: only templates may write these. Once sealed, a long text's ids are one LongText.
     """
 
     def __init__(self, marked: Any, plain: Any, always_marked: frozenset[str] = frozenset()) -> None:

@@ -1,4 +1,4 @@
-"""Which family's template a model folder has; GPT-OSS's vocabulary and Mistral's calls for the renderers package.
+"""Which family's template a model folder has; for the renderers package, GPT-OSS's vocabulary and Mistral's calls.
 
 Mistral writes calls in two formats. The older one is a `[TOOL_CALLS]` and a JSON list of `{"name", "arguments", "id"}`.
 In the newer one each call has a `[TOOL_CALLS]` of its own and is `name[ARGS]{...}`; some versions put `[CALL_ID]id`
@@ -47,7 +47,7 @@ _PROBE = (
 def use_vocabulary_of(tokenizer: Any) -> None:
     """Have every GPT-OSS renderer made from now on encode with the vocabulary of `tokenizer`.
 
-    Raises ValueError where that vocabulary is not GPT-OSS's, which the encoder sees by its hash.
+    Raises ValueError where that vocabulary is not GPT-OSS's; the encoder checks its hash.
     """
     before = os.environ.get(_FOLDER_SETTING)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
 """A client's messages and options as a family's template takes them. Pure.
 
-Messages that a template can't take are rewritten, never refused; equal histories get equal ids of calls. The template
-itself is probed, as checkpoints of one family differ. A request may set only the variables that the model's own
-template names: `apply_chat_template` also takes arguments that replace the template or pad a prompt to any length.
+Messages that a template can't take are rewritten, never refused; equal histories get equal ids of calls. What a
+template takes is found by trying it, as checkpoints of one family differ. A request may set only variables that the
+model's own template names: `apply_chat_template` has other arguments, which replace the template or pad the prompt.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _MAX_NUMBER = 2**20
 
 
 def fitted(messages: Sequence[Mapping[str, Any]], family: str) -> list[Mapping[str, Any]]:
-    """Return `messages` with the ids of calls and the names of results in the family's form; most take any."""
+    """Return `messages` with the ids of calls and the names of results in the family's form; most families take any."""
     form = _FORMS.get(family)
     if form is None:
         return list(messages)
@@ -87,8 +87,8 @@ _FORMS: Mapping[str, _Form] = {
 class TemplateCapabilities:
     """Which sequences of plain text messages a template takes."""
 
-    later_system: bool  # behind another message
-    joined: frozenset[str]  # roles of which two in a row have to be joined
+    later_system: bool  # a system message behind other messages
+    joined: frozenset[str]  # roles whose messages have to be joined where two follow one another
 
 
 def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], str | None]) -> TemplateCapabilities:
@@ -115,7 +115,7 @@ def probed(text_of_prompt: Callable[[Sequence[Message], Sequence[Any] | None], s
 
 
 def placed(messages: Sequence[Message], takes: TemplateCapabilities) -> list[Message]:
-    """Return the messages, joined where they must be, with misplaced system messages as a user's."""
+    """Return the messages, joined where they must be; a system message that may not stand there becomes a user's."""
     found: list[Message] = []
     for message in messages:
         before = found[-1]["role"] if found else "system"
@@ -200,10 +200,10 @@ def template_variables(
 
 
 def template_options(asked: object, variables: frozenset[str] | None) -> Mapping[str, Any]:
-    """Return the part of `asked` for the template; `variables` are the template's. None: the family checks names.
+    """Return the part of `asked` for a template that has these `variables`; None: the family itself checks names.
 
-    A switch for thinking is dropped for a template without one, since clients send it to every model. Raises
-    UnrenderableRequest for any other name, and for values that are not plain or too large.
+    A switch for thinking is dropped where the template has none, since clients send it to every model. Raises
+    UnrenderableRequest for any other unknown name, and for values that are not plain or too large.
     """
     if asked is None:
         return {}

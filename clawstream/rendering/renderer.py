@@ -47,8 +47,8 @@ from clawstream.rendering.history import (
     template_variables,
 )
 
-# Families whose code asks a tokenizer for ids and text alone, and sets its marks by id. For the others the tokenizer
-# itself encodes, and marks in a user's text act as marks (except for gpt-oss, whose own encoder splits them).
+# Families whose code asks a tokenizer only for ids and text, and writes marks by their ids. For the others the
+# tokenizer itself encodes, so marks in a user's text act as marks (except for gpt-oss, whose own encoder splits them).
 _REMEMBERED = frozenset(
     {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"}
 )
@@ -66,7 +66,7 @@ _REFUSALS = (ValueError, TypeError, KeyError, AttributeError, TemplateError)
 class CalledTool:
     """A tool call that was sampled whole."""
 
-    native_id: str | None  # where the family's format carries one
+    native_id: str | None  # None: the family's format has no ids, or this call has none
     name: str
     arguments: str  # JSON
 
@@ -98,7 +98,7 @@ class PromptRenderer:
 
     def __init__(self, tokenizer: Any, config: Any) -> None:
         self._tokenizer = tokenizer
-        # transformers takes four times as long over the few tokens of a chunk, and without clean-up adds nothing.
+        # For the few tokens of a chunk transformers takes four times as long; without clean-up the text is the same.
         fast = None if tokenizer.clean_up_tokenization_spaces else getattr(tokenizer, "backend_tokenizer", None)
         self._text_of = tokenizer.decode if fast is None else fast.decode
         self._bytes_add_up = fast is not None and isinstance(fast.decoder, ByteLevel)
@@ -174,7 +174,7 @@ class PromptRenderer:
         """Return the EBNF of calls, or of JSON with a thought or calls; None: the answer needs no grammar of ours.
 
         JSON alone needs none, since the engine follows a schema itself. Raises UnrenderableRequest for a family whose
-        calls no grammar writes.
+        calls no grammar can write.
         """
         if not self.follows_grammar(options, prompt_ids):
             return None
@@ -198,7 +198,7 @@ class PromptRenderer:
 
         Raises UnrenderableRequest for a family that marks no call's end.
         """
-        by_grammar = bool(functions_to_call(options)) or schema_to_follow(options) is not None  # which ends it
+        by_grammar = bool(functions_to_call(options)) or schema_to_follow(options) is not None  # it ends the answer
         if by_grammar or not (wants_one_call(options) and offers_tools(options)):
             return self.stop_token_ids
         mark = call_ends(self._call_form)
@@ -227,7 +227,7 @@ class PromptRenderer:
         between: Sequence[Mapping[str, Any]],
         options: Mapping[str, Any],
     ) -> tuple[int, ...] | None:
-        """Return what follows `prompt_ids`: `output_ids`, sampled there as `answer`, then the prompt's rest.
+        """Return what follows `prompt_ids`: `output_ids`, sampled there as `answer`, then the rest of the next prompt.
 
         The rest closes the answer where it was cut, shows the messages `between`, and asks for the next answer. Of
         `prompt_ids` only the end is read. None: the template can't go on from this answer, or not under these options.
@@ -358,7 +358,7 @@ def _tools(options: Mapping[str, Any]) -> list[Any] | None:
 
 def _called(call: Any) -> CalledTool | None:
     """The call, if it can be made: with a name, and arguments that are an object in JSON."""
-    # Where a family writes values bare, a value that is not JSON is text; elsewhere the call then has no arguments.
+    # INVALID_JSON is a value that is text, in a family that writes values bare; in others there are no arguments then.
     if call.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON):
         return None
     given = {} if call.arguments is None and call.status is ToolCallParseStatus.OK else call.arguments
