@@ -1,7 +1,7 @@
 """The gateway as a process: what it listens on, what it watches, and how it stops.
 
-Once the gateway has read its sessions from the log, it serves, and /readyz says what is missing. A part that is away
-leads to a 503 that names it, never to the end of the process.
+The gateway serves once it has read its sessions from the log; then /readyz says which parts are away. A part that is
+away leads to a 503 that names it, never to the end of the process.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from clawstream.stream.stage import now_ms
 
 LOG = logging.getLogger(__name__)
 _BACKLOG = 4096
-_UNREAD_BYTES = 128 * 1024  # that one client has not read, in the kernel, which would let them grow to 4 MiB
+_UNREAD_BYTES = 128 * 1024  # of one connection, in the kernel's send buffer, which would otherwise grow to 4 MiB
 _LOOK_AGAIN_S = 0.1
 BOUNDS = Bounds()
 DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
@@ -54,7 +54,7 @@ DRAIN_S = 30.0  # how long running answers may go on after the signal to stop
 class GatewayLog(SealedLog, Log, Protocol):
     """The parts of a log that the gateway uses."""
 
-    cluster_id: str | None  # whose data it is; None: its broker does not say
+    cluster_id: str | None  # of the Kafka cluster that has the log; None: its broker does not say
 
 
 async def serve(
@@ -238,7 +238,7 @@ def _largest_id(model_path: Path, renderer: PromptRenderer) -> int:
     if problem is not None:
         raise ConfigError(
             f"{problem}: the model has no embedding for {renderer.decode((largest_id,))!r}, and an engine may end when "
-            "it is asked with it. Nothing is served. Name a folder with the model's own tokenizer in "
+            "a prompt has it. Nothing is served. Name a folder with the model's own tokenizer in "
             "engine.model_path, or resize the model's embeddings"
         )
     return largest_id

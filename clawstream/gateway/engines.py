@@ -135,10 +135,10 @@ class ServedEngine:
 class EngineAttempt:
     """One attempt to have an engine answer a request, under a cache key (`extra_key`).
 
-    The key names the tenant and the version of weights that the engine is known to serve. Nothing older is cached under
-    it. A version is known only once it is served, and an engine that came back with older weights gets its cache
-    emptied when it is updated (weights/stage.py). Since an engine may change its weights before the gateway knows,
-    `check` discards an answer from a stale cache. tests/unit/gateway/test_cache_keys.py tries all orders of events.
+    The key names the tenant and the version of weights that the engine is known to serve. No older weights filled the
+    cache under this key: a version is known only once it is served, and an engine that came back with older weights
+    gets its cache emptied when it is updated (weights/stage.py). Since an engine may change its weights before the
+    gateway knows, `check` discards an answer from a stale cache. Tested in tests/unit/gateway/test_cache_keys.py.
     """
 
     engine: ServedEngine

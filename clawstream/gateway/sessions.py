@@ -1,4 +1,4 @@
-"""What the gateway remembers of sessions: whose history a request continues, and what was sampled in it. Pure.
+"""What the gateway remembers of sessions: which session a request continues, and what was sampled in it. Pure.
 
 All tables are folds over answered exchanges, so they are the same whether kept live or rebuilt from the log; time comes
 in as an argument. Forgetting costs tokens and time, never an answer: a prompt that can't go on is rendered anew, and
@@ -7,8 +7,8 @@ for a forgotten response the client is asked to send the messages.
 A conversation is recognised by a hash of all messages up to and including one of our answers, except a client's own
 blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) the hash is of
 the words of people, tools and the policy, without a client's frames, which OpenClaw omits when it asks again after
-tools. Two conversations are never joined because they lack a name. Where several sessions have the very same messages,
-each is continued once before any is continued again; within one trace none is.
+tools. Two conversations are never joined just because both lack a name. Where several sessions have the very same
+messages, each is continued once before any is continued again. Where only a trace's words are the same, none is.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from clawstream.gateway.outbox.recorder import PARENT_FOR_MS
 K = TypeVar("K")
 V = TypeVar("V")
 
-MAX_SESSIONS = 250_000  # and exchanges: about 1 kB each in all tables, so some 250 MB
+MAX_SESSIONS = 250_000  # and as many exchanges: about 1 kB each in all tables, so some 250 MB
 _SHOWN_ROLES = ("user", "assistant", "tool")
 MAX_BYTES = 128 * 2**20  # of messages as JSON; each response counts with all messages before it
 MAX_TOKENS = 4_000_000  # of all sessions together; a token takes about 36 bytes here
@@ -52,7 +52,7 @@ class SessionIndex:
         self._asked: OrderedDict[bytes, tuple[str, int]] = OrderedDict()
         self._newest: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._sessions: OrderedDict[str, tuple[str, int]] = OrderedDict()  # by exchange
-        self._traced: OrderedDict[bytes, tuple[str | None, int]] = OrderedDict()  # None: several said the same
+        self._traced: OrderedDict[bytes, tuple[str | None, int]] = OrderedDict()  # None: of several sessions
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -70,8 +70,8 @@ class SessionIndex:
     ) -> str | None:
         """Return the session that `messages` continue; None: there is none, or it is older than the window.
 
-        A request equal to an earlier one belongs to that one's session; if its history has no answer, only when the
-        client says that it retries.
+        A request equal to an earlier one belongs to the earlier one's session. Where its history has no answer, that
+        holds only if the client says that it retries.
         """
         digests = list(_digests(messages, scope))
         ours = [digest for digest, role in digests if role == "assistant"]

@@ -80,7 +80,7 @@ async def _read_once(log: Log, learning: "SessionLearner", from_ms: int) -> bool
 
 @asynccontextmanager
 async def _saying_that_it_waits() -> AsyncIterator[None]:
-    """Log every five seconds of the block that it waits, since a broker that stops answering raises nothing."""
+    """During the block, log every five seconds that it waits: a broker that stops answering raises nothing."""
 
     async def say() -> None:
         for number in count(1):

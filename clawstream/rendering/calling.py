@@ -93,7 +93,7 @@ class JsonRules:
         if fields is None:
             pair = f"text {_COLON} {self.value(schema.get('additionalProperties'), root)}"
             return f'"{{" ({pair} ({_COMMA} {pair})*)? "}}"'
-        # From the last field back: `first` writes the fields from here on at the object's start, `later` behind a field.
+        # From the last field back: `first` writes the fields from here on at the object's start, `later` after a field.
         first, later = '""', '""'
         for number, (key, part, required) in reversed([*enumerate(fields)]):
             pair = f"{literal(json.dumps(key, ensure_ascii=False))} {_COLON} {self.value(part, root)}"
@@ -277,7 +277,7 @@ def _deepseek(rules: JsonRules, function: Mapping[str, Any]) -> str:
 def _as_fields(
     begin: tuple[str, str], end: str, field: tuple[str, str, str]
 ) -> Callable[[JsonRules, Mapping[str, Any]], str]:
-    """Return the writer of calls with arguments between marks; `field`: marks before and after a name, after a value."""
+    """Return the writer of calls with arguments between marks; `field`: before and after a name, and after a value."""
 
     def call(rules: JsonRules, function: Mapping[str, Any]) -> str:
         schema = _schema(function)

@@ -28,7 +28,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Limit = Annotated[int | None, Field(ge=1)]
 AGAIN_AFTER_S = 1
 _SHARES = 4  # a key may use one of so many parts of the gateway's room, or all if it is the only key
-_ARRIVING = 4  # requests that may be here, with arriving bodies, for each that may be in flight
+_ARRIVING = 4  # so many times max_in_flight requests may be here, with those whose bodies still arrive
 _MINUTE_S = 60.0
 
 
@@ -260,8 +260,8 @@ class Limits:
         if at_once is not None and self._here[caller.name] + number > at_once:
             raise TooMuch(
                 "key_concurrency",
-                f"This key may have {at_once} requests in flight, and has them; nothing was generated. Wait for one "
-                "to end.",
+                f"This key may have {at_once} requests in flight, and has so many now; nothing was generated. Wait for "
+                "one to end.",
                 status=429,
                 retry_after_s=AGAIN_AFTER_S,
             )
@@ -269,8 +269,8 @@ class Limits:
     def _full(self) -> "TooMuch":
         return TooMuch(
             "gateway",
-            f"The gateway answers {self._max_in_flight} requests already, or has as many bodies on their way as it "
-            "reads, which is its limit (gateway.max_in_flight); nothing was generated. Try again.",
+            f"The gateway is at its limit (gateway.max_in_flight): it answers {self._max_in_flight} requests already, "
+            "or has too many bodies on their way; nothing was generated. Try again.",
             status=503,
             retry_after_s=AGAIN_AFTER_S,
         )
@@ -285,8 +285,8 @@ class Limits:
             wait_s = (1 - bucket.tokens) * _MINUTE_S / per_minute
             raise TooMuch(
                 "key_rate",
-                f"This key may make {per_minute} requests a minute, and has; nothing was generated. Try again in "
-                f"{duration(wait_s)}.",
+                f"This key may make {per_minute} requests a minute, and has made them; nothing was generated. Try "
+                f"again in {duration(wait_s)}.",
                 status=429,
                 retry_after_s=math.ceil(wait_s),
                 rate=_rate(bucket, per_minute),

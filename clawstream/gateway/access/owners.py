@@ -28,9 +28,9 @@ LOG = logging.getLogger(__name__)
 FOLDER = "owners"
 KEEP_EVERY_S = 1.0
 _NOTE_EVERY_MS = 60_000  # how often the file notes how far the log was read, without a new owner
-_CLOCKS_DIFFER_MS = 3_600_000  # at most, the broker's and ours
+_CLOCKS_DIFFER_MS = 3_600_000  # by so much at most the broker's clock differs from ours
 _HASH_BYTES = 16
-_KEPT = 10_000  # newest sessions, of which further answers are not written again
+_KEPT = 10_000  # newest sessions: for their further answers the file is not written again
 _AS_BYTES = ("utf-8", "surrogatepass")  # so that any name in a record can be kept
 _VERSION = 1
 _SCHEMA = (
@@ -78,7 +78,7 @@ class Owners:
         self._failing = False
         self._noted_at_ms = 0
         self.read_to_ms: int | None = self._read_to_ms()  # None: nothing of the log is in the file
-        self.whole = False  # all that the log says is here
+        self.whole = False  # whether all owners that the log names are known here
 
     def owner_of(self, session_id: str) -> str | None:
         """Return the name of the session's key; None: it has none.
@@ -93,11 +93,11 @@ class Owners:
             found = self._reading.execute(_OWNER, (session,)).fetchone()
         except sqlite3.Error as error:
             raise TryLater(
-                f"whose session {session_id} is can't be read from {self._path} ({error}); without that file the "
-                "gateway makes it anew from the log when it is started"
+                f"the owner of session {session_id} can't be read from {self._path} ({error}); if the file is removed, "
+                "the gateway makes it anew from the log when it is started"
             ) from error
         if found is None and not self.whole:
-            raise TryLater(f"whose session {session_id} is is still being read from the log")
+            raise TryLater(f"the owner of session {session_id} is not known yet: the log is still being read")
         return None if found is None else bytes(found[0]).decode(*_AS_BYTES)
 
     def is_open_to(self, session_id: str, key_name: str | None) -> bool:
@@ -183,7 +183,7 @@ class Owners:
         return self._now_ms() - _CLOCKS_DIFFER_MS if self.whole else None
 
     def _write(self, claims: list[SessionClaim], read_to_ms: int | None) -> None:
-        """Write the claims, and how far the file has the log. In the writer's thread; raises TryLater."""
+        """Write the claims, and up to when the file has the log's. In the writer's thread; raises TryLater."""
         try:
             with self._writing as file:
                 names = {(claim.key_name.encode(*_AS_BYTES),) for claim in claims}
@@ -193,7 +193,7 @@ class Owners:
                     file.execute("DELETE FROM log")
                     file.execute("INSERT INTO log VALUES (?)", (read_to_ms,))
         except sqlite3.Error as error:
-            raise TryLater(f"{self._path} takes nothing ({error})") from error
+            raise TryLater(f"{self._path} can't be written to ({error})") from error
 
     def _read_to_ms(self) -> int | None:
         found = self._reading.execute("SELECT read_to_ms FROM log").fetchone()
@@ -201,7 +201,7 @@ class Owners:
 
 
 def hashed(session_id: str) -> bytes:
-    """Return the session's key in the file."""
+    """Return the hash by which the file has the session."""
     return hashlib.blake2b(session_id.encode(*_AS_BYTES), digest_size=_HASH_BYTES).digest()
 
 
@@ -220,8 +220,8 @@ def _opened(path: Path) -> sqlite3.Connection:
             return _connected(path)
     except (OSError, sqlite3.Error) as error:
         raise PartUnavailable(
-            f"{path}, which says whose each session is, can't be opened ({error}); nothing is served. Let this account "
-            "write there, or set data_dir"
+            f"{path}, which has the owner of each session, can't be opened ({error}); nothing is served. Let this "
+            "account write there, or set data_dir"
         ) from error
 
 

@@ -40,7 +40,7 @@ class Guard:
     default_key: Key | None
     limits: Limits
     metrics: Metrics
-    here_alone: bool = True  # it listens to this machine's programs alone
+    here_alone: bool = True  # only this machine's programs can connect
     now_s: Callable[[], float] = time.monotonic
 
     @classmethod

@@ -79,7 +79,7 @@ class PromptMaker:
                 return await asyncio.wrap_future(making)
         except TimeoutError as error:
             if making.cancelled():  # the prompt was never begun
-                raise TryLater("prompts that take long to be made are under way") from error
+                raise TryLater("all threads for large prompts are busy") from error
             raise UnrenderableRequest(f"its prompt was not made within {self._within_s:g} s; shorten it") from error
 
 
@@ -97,7 +97,7 @@ class Exchange:
     policy_version: int  # the version that its engine was known to serve on arrival
     session_done: bool
     traceparent: str | None
-    sampled: SampledTokens | None  # whose log-probs the client asked for; None: it did not
+    sampled: SampledTokens | None  # for the log-probs that the client asked for; None: it did not ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,7 +46,7 @@ class _Again(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """Why there is no answer: for the log, and for the client if there is one."""
+    """Why there is no answer: for the log, and for the client if it is still there."""
 
     reason: FailureReason | None  # None: neither Kafka nor the spool took the answer, so no failure can be written
     detail: str
@@ -87,7 +87,7 @@ class ExchangeInProgress:
             self.answer.content_numbers = self.exchange.sampled.content_numbers
 
     async def generate(self) -> Failure | None:
-        """Stream the answer, without the end that waits for its record, from the first engine that begins one."""
+        """Stream the answer of the first engine that begins one; its end is sent by `finish`, after the record."""
         engines, accepted = self.admission.engines, self.exchange.accepted
         tenant = None if self.admission.settings.share_prefix_cache else accepted.key_name
         deadline = asyncio.get_running_loop().time() + self.admission.bounds.first_token_timeout_s
@@ -154,7 +154,7 @@ class ExchangeInProgress:
                 self.capture.num_sent_tokens = self.answer.num_sent_tokens or self.capture.num_sent_tokens
 
     async def _refused(self, attempt: EngineAttempt, error: EngineRefused) -> Failure:
-        """Return the failure for a refusal; where the adapter is gone, it lets the next engine be asked."""
+        """Return the failure for a refusal; where the adapter is gone, it allows another try."""
         if attempt.adapter is not None:
             await attempt.engine.ask()
             if attempt.adapter not in attempt.engine.adapters.values():

@@ -47,7 +47,7 @@ class Accepted:
 
 @dataclass(slots=True, kw_only=True)
 class Capture:
-    """An answer as it grows; `add` every chunk of the engine's."""
+    """An answer as it grows; each of the engine's chunks goes to `add`."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs_nats: list[float | None] = field(default_factory=list)

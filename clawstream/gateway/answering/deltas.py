@@ -19,7 +19,7 @@ from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnsw
 
 _MOST_HALVES = 3  # replacement characters that an incomplete character shows; any before them are invalid bytes
 _MOST_WAITING = 64  # tokens since the last whole character; after that, invalid bytes are released too
-_READ_AGAIN_AFTER = 0.02  # growth of an answer between two readings while the field is unknown
+_READ_AGAIN_AFTER = 0.02  # share by which an answer grows between two readings while the field is unknown
 
 
 class _Field(Enum):
@@ -99,7 +99,7 @@ class _Text:
         return new
 
     def drop_half_of(self, stop: str) -> None:
-        """Cut the longest tail of `stop` off the text's end; white space that `stop` begins with may not be shown."""
+        """Cut off the longest tail of `stop` that ends the text, which may lack white space that `stop` begins with."""
         for start in range(len(stop)):
             if self.text.endswith(stop[start:]):
                 self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]
@@ -139,7 +139,7 @@ class AnswerStream:
     options: Mapping[str, Any]
     exchange_id: str
     stop: tuple[str, ...] = ()
-    content_numbers: set[int] = field(default_factory=set)  # positions of content's tokens; the reader empties it
+    content_numbers: set[int] = field(default_factory=set)  # positions of content's tokens; whoever uses it empties it
     ids: list[int] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     _content: _Text = field(init=False)
@@ -218,7 +218,7 @@ class AnswerStream:
         return self._release(ended=False)
 
     def _count_content(self, before: str, end: int) -> None:
-        """Count the uncounted tokens up to `end` as content's if content changed; between markers all are of a kind."""
+        """Count the uncounted tokens up to `end` as content's if content changed; markers alone change the field."""
         if not self._content.text:
             self.content_numbers.clear()  # also if content turned out to be reasoning
         elif self._content.text != before:

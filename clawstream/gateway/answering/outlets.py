@@ -1,6 +1,6 @@
 """Sends answers, in any dialect, as a stream of events or whole. No other module sends one.
 
-The status is sent before the first byte only; a later error is an event, and the stream then ends.
+The status can be sent only before the first byte. So a later error is an event, after which the stream ends.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class DialectReply(Protocol):
         """Return what is new."""
 
     def finish(self, ending: Ending) -> bytes:
-        """Return how the answer ended, and, of the last answer, the end of the stream."""
+        """Return how the answer ended and, after the last answer, the end of the stream."""
 
     def fail(self, refused: BadRequest) -> bytes:
         """Return what breaks the stream off."""
@@ -85,7 +85,7 @@ class StreamOutlet:
     refuse: Refuse
 
     async def begin(self) -> None:
-        """Send the beginning alone: markup and half characters may keep content waiting for a while."""
+        """Send the beginning before any content, which markup and half characters may hold back for a while."""
         beginning = self.reply.start()
         if beginning:
             await self.events.write(beginning)
@@ -99,7 +99,7 @@ class StreamOutlet:
         await self.events.keep_alive(every_s, self.reply.alive)
 
     async def finish(self, ending: Ending) -> None:
-        """Send how the answer ended, and, of the last answer, the end of the stream."""
+        """Send how the answer ended and, after the last answer, the end of the stream."""
         await self.events.end_answer(self.reply.finish(ending))
 
     async def fail(self, refused: BadRequest) -> None:

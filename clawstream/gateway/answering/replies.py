@@ -90,7 +90,7 @@ class Usage:
 class Ending:
     """The end of an answer that is on the log."""
 
-    message: dict[str, Any]  # OpenAI's of Chat Completions
+    message: dict[str, Any]  # as in Chat Completions
     reason: FinishReason
     usage: Usage
     matched_stop: str | None = None  # the client's string that ended it
@@ -105,7 +105,7 @@ class CollectedReplies:
     usages: list[Usage] = field(default_factory=list)
 
     def usage_after(self, usage: Usage) -> Usage | None:
-        """Count an answer that ended; once none is to come, return the one prompt's usage and all that was sampled."""
+        """Count an answer that ended; after the last one, return the usage of all, with their prompt counted once."""
         self.usages.append(usage)
         if len(self.usages) < self.num:
             return None

@@ -7,7 +7,7 @@ histories. A field that OpenAI's form has no place for is refused by its own nam
   `defer_loading` and `allowed_callers` of tools, are left out: they ask for nothing that changes what is answered.
 * `thinking.budget_tokens`, `output_config.effort`, `context_management`, `service_tier` and `speed` are recorded with
   the request and change nothing: reasoning counts towards max_tokens, and the whole history is shown to the policy.
-* Words stand in for an image (pictures.py), a user's or a tool's; its text, or words, for a document.
+* An image of a user or a tool becomes words (pictures.py); a document becomes its text, or words.
 * A tool result with `is_error` says so in front of its text, since a tool message has no such mark.
 
 Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
@@ -48,7 +48,7 @@ _FAILED = "Error: "
 def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counted: bool = False) -> ChatRequest:
     """Return what the body asks for; `ends_session` says that a header ends the session. Raises BadRequest.
 
-    `counted` is for a request to count its tokens, which names no max_tokens.
+    `counted`: the request only has its tokens counted, so it needs no max_tokens.
     """
     for key in _NOT_THERE:
         if body.get(key) is not None:
@@ -118,7 +118,7 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any] | None:
 def _template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     thinking = mapping(body, "thinking")
     given = dict(mapping(body, "chat_template_kwargs"))
-    if not isinstance(given.get("enable_thinking", True), bool):  # `thinking` may go before it
+    if not isinstance(given.get("enable_thinking", True), bool):  # `thinking` may replace it below
         raise BadRequest("chat_template_kwargs.enable_thinking is not a boolean.", param="chat_template_kwargs")
     if body.get("thinking") is None:
         return given

@@ -36,7 +36,7 @@ from clawstream.gateway.requests.wire import read_request
 class Dialect:
     """The dialect of one kind of client."""
 
-    read: Read  # a body, to what it asks for in OpenAI's form; raises BadRequest
+    read: Read  # returns what a body asks for, in OpenAI's form; raises BadRequest
     replies: Callable[[Sequence[Exchange]], Sequence[DialectReply]]  # one for each answer to a request
     error_body: Callable[[BadRequest], bytes]
     session_ended: Callable[[str, str, int], bytes]  # the body for a session, a model and a time in seconds

@@ -34,7 +34,7 @@ Item = Mapping[str, Any]
 OURS = re.compile(r"(?:resp|msg|rs|fc|ctc)_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:_([0-9]{1,6}))?")
 _ROLES = ("system", "developer", "user", "assistant")
 _SAID = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-TRANSLATED = "responses"  # an option: what the request held besides the messages it became
+TRANSLATED = "responses"  # a recorded option: what Chat Completions has no place for
 INSTRUCTED = "instructed"  # its flag: the first message is `instructions`, which later requests don't inherit
 _RENAMED = frozenset({"input", "instructions", "max_output_tokens", "text", "tools", "tool_choice"})
 _NOT_THERE = frozenset(
@@ -68,7 +68,7 @@ class _ItemReader:
     recall: Recall
     messages: list[dict[str, Any]] = field(default_factory=list)
     answer: _AssistantItems | None = None
-    referred: set[str] = field(default_factory=set)  # parts of answers that were put in for references
+    referred: set[str] = field(default_factory=set)  # ids of items that were put in for references
 
     def read(self, item: Item, where: str) -> None:
         """Take one item in. Raises BadRequest."""
@@ -213,7 +213,7 @@ def _thought(item: Item, where: str) -> str:
 
 
 def _parts(found: object, where: str) -> list[dict[str, Any]]:
-    """Return content as parts of a Chat Completions message, which later names the parts that it can't have."""
+    """Return content as parts of a Chat Completions message; parts that it can't have are refused later, by name."""
     if isinstance(found, str):
         return [{"type": "text", "text": found}]
     if not isinstance(found, list):

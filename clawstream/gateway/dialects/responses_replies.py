@@ -37,7 +37,7 @@ class ResponseReply:
     _open: dict[str, Any] | None = None  # the item that grows
     _text: list[str] = field(default_factory=list)  # of the open item
     _logprobs: list[dict[str, Any]] = field(default_factory=list)  # of `_text`
-    _prefix: bytes = b""  # the beginning of that item's delta events
+    _prefix: bytes = b""  # how the open item's delta events begin
     _ids: dict[str, int] = field(default_factory=dict)  # how many items have an id of this prefix
 
     def start(self) -> bytes:

@@ -1,14 +1,14 @@
 """One client's connection: uvicorn's HTTP/1.1 with a bound on everything that a client can make last or grow.
 
 The one rule: whatever a client sends, or does not send or read, its connection holds a bounded amount of memory for a
-bounded time. A request that llhttp refuses (both lengths, a length twice, a transfer coding that does not end in
-chunked, bare line feeds, spaces before a colon) is refused here too, never parsed leniently. An `Upgrade` is ignored,
-as RFC 9110 7.8 allows: the request has its body and its end like any other. llhttp assumes no body, and takes what
-follows as the other protocol's; so the head is parsed again without that header.
+bounded time. A request that llhttp refuses (Content-Length twice or beside Transfer-Encoding, a transfer coding that
+does not end in chunked, bare line feeds, spaces before a colon) is refused here too, never parsed leniently. The header
+`Upgrade` is ignored, as RFC 9110 7.8 allows: the request has its body and its end like any other. llhttp takes what
+follows such a head for another protocol, not for the body; so the head is parsed again without that header.
 
-uvicorn has no such bounds: it takes headers of any size, waits for ever for the first request and for one that began,
-adds the trailers of a body to the headers, and waits for ever for a client that reads nothing. Its settings bound
-none of these, so its connection is subclassed here; pyproject.toml says in which versions that holds.
+uvicorn has no such bounds: it takes headers of any size, waits for ever for a first request and for the rest of one
+that began, adds the trailers of a body to the headers, and waits for ever for a client that reads nothing. No setting
+bounds these, so its connection is subclassed here; pyproject.toml says for which versions of uvicorn that holds.
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class _Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # so it only seems
+            return  # not complete: its head is about to be parsed again
         self._framing_bytes = 0
         super().on_message_complete()
 
@@ -236,7 +236,7 @@ def without_upgrade(method: bytes, url: bytes, version: str, headers: Sequence[t
 
 def _too_many_headers() -> BadRequest:
     return BadRequest(
-        f"The headers are more than {MAX_HEADERS}, or than {MAX_HEADER_BYTES} bytes; the connection is closed.",
+        f"There are more than {MAX_HEADERS} headers, or {MAX_HEADER_BYTES} bytes of them; the connection is closed.",
         status=431,
         code="headers_too_large",
     )

@@ -34,7 +34,7 @@ class Metrics:
         )
         self.prompts = counter(
             "prompts",
-            "Prompts by how they were made: all answers of the history as sampled, some, none, or none although known.",
+            "Prompts by how many of their history's answers are as sampled: all, some, none, none although known.",
             "made",
         )
         self.ack_wait_s = histogram(
@@ -45,7 +45,7 @@ class Metrics:
             "spool_append_seconds", "From a record's arrival at the spool to the end of its fsync.", _SHORT_S
         )
         self.spool_records = gauge("spool_records", "Records in the spool.")
-        self.spool_bytes = gauge("spool_bytes", "What waits in the spool.")
+        self.spool_bytes = gauge("spool_bytes", "Bytes that wait in the spool.")
         self.spool_damaged_bytes = gauge(
             "spool_damaged_bytes", "Bytes of the spool that its disk changed, put aside since the start."
         )
@@ -62,4 +62,4 @@ class Metrics:
         )
         self.engine_in_flight = gauge("engine_requests_in_flight", "Requests put to an engine.", "engine")
         self.engine_offered = gauge("engine_offered", "Whether requests are put to an engine: 1 or 0.", "engine")
-        self.policy_version = gauge("policy_version", "Newest version known to serve.", "engine")
+        self.policy_version = gauge("policy_version", "Newest version that an engine is known to serve.", "engine")

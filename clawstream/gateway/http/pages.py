@@ -52,7 +52,7 @@ Answer = Callable[[Admission, Mapping[str, Any], Caller], Awaitable[PostReply]]
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One route: a JSON object in, one out; refused in its clients' dialect."""
+    """One route that takes a JSON object and returns one; it refuses in its clients' dialect."""
 
     admission: Admission
     answer: Answer
@@ -118,7 +118,7 @@ Page = Callable[[Request], Awaitable[Response]]
 
 
 def build_app(admission: Admission, guard: Guard) -> ASGIApp:
-    """Return the routes; those that answer go around Starlette."""
+    """Return the application; its POST routes bypass Starlette."""
     pages = _Pages(admission, guard)
     others = Starlette(
         routes=[
@@ -156,14 +156,14 @@ def build_app(admission: Admission, guard: Guard) -> ASGIApp:
 
 
 class _Pages:
-    """Everything that is not a chat."""
+    """The pages, which are all routes that are read with GET."""
 
     def __init__(self, admission: Admission, guard: Guard) -> None:
         self._admission = admission
         self._guard = guard
         self._since_s = int(time.time())
         self._openapi = openapi_json()
-        self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs come
+        self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs can connect
 
     def inside(self, page: Page) -> Page:
         """Return the page, shown to this machine's programs if only they can connect, and to whoever shows a key."""
@@ -187,7 +187,7 @@ class _Pages:
         return answer({"ok": True})
 
     async def ready(self, _request: Request) -> Response:
-        """Say to probes, which have no key, whether the gateway serves, and not what is missing."""
+        """Tell probes, which have no key, whether the gateway serves, but not what is missing."""
         ready = self._ready(self._full())
         return answer({"ready": ready}, 200 if ready else 503)
 

@@ -65,8 +65,8 @@ def _mend(path: str) -> str:
     if path.endswith("/"):
         return "leave out the slash at the end"
     if path.startswith("/v1/"):
-        return "ask the path itself"
-    return "set the base URL to this gateway's address and /v1, or without it for a client of Anthropic's API"
+        return "ask for exactly that path"
+    return "set the base URL to this gateway's address and /v1, or to the address alone for Anthropic's clients"
 
 
 def asks_as_anthropic(headers: Mapping[str, str]) -> bool:

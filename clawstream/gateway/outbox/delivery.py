@@ -1,9 +1,9 @@
 """Writes records to the log, by way of this machine's disk while the log does not take them in time.
 
 The one rule: `append` returns only when every record is acknowledged by the log or fsynced in the spool. A record whose
-acknowledgement is late may be on the log all the same; it goes into the spool too, with the same bytes, and the first
-of two with one id counts. While the log is slow (`AckPace`), every record goes to the spool first; handing these to the
-log shows when it is quick again. Appends that come while the disk is busy share an fsync.
+acknowledgement is late may be on the log all the same; it goes into the spool too, with the same bytes, and of two
+records with one id the first counts. While the log is slow (`AckPace`), every record goes to the spool first; handing
+these to the log shows when it is quick again. Appends that come while the disk is busy share an fsync.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from clawstream.stream.log import Sealed
 
 LOG = logging.getLogger(__name__)
 _AGAIN_AFTER_S = 0.5
-_LAST_RESORT_S = 2.0  # for an acknowledgement where the spool takes nothing
+_LAST_RESORT_S = 2.0  # how long an acknowledgement is waited for where the spool takes nothing
 _TURNS = 8  # of the event loop, between sending a record and seeing its acknowledgement
-_SAID_AFTER_S = 5.0  # of a detour; a shorter one is not logged
+_SAID_AFTER_S = 5.0  # a use of the spool that is shorter is not logged
 T = TypeVar("T")
 
 
@@ -299,8 +299,8 @@ class Delivery:
                     continue
                 with self._timed():
                     await self._log.append_sealed([spooled.record for spooled in group])
-                # Noted before the sessions go straight again: a gateway that is killed now leaves nothing to be
-                # repeated.
+                # Noted before these sessions' records may go straight to the log again: so a gateway that is killed
+                # later leaves none of these records to be repeated behind newer ones.
                 await self._on_disk(partial(self._spool.taken_to, group[-1].end))
             except (TryLater, UnusableEvent, OSError) as error:
                 self._say_stuck(error)

@@ -22,7 +22,7 @@ _SPOOLED_AT = struct.Struct("<q")
 _PLACE = struct.Struct("<Q")
 _NUM = struct.Struct("<I")
 MAX_BODY_BYTES = 2**26  # a larger length is damage
-# A record's length, checksum, kind, time and the length of its topic's name, at most Kafka's 249 bytes; or a note.
+# The beginning of a record's frame (length, checksum, kind, time, length of the topic's name, up to 249) or a note's.
 _BEGINS = re.compile(rb"(?=.{3}[\x00-\x04].{4}r.{9}\x00{3}|\x09\x00{3}.{4}t)", re.DOTALL)
 BEGINS_BYTES = 21  # bytes that `_BEGINS` looks at
 
@@ -94,7 +94,7 @@ def taken_up_to(file: BinaryIO) -> int:
 
 
 def damaged_frames(data: bytes) -> bytes:
-    """Return meaningless frames that are as long as `data` together, and keep as many of its bytes as they can."""
+    """Return meaningless frames that together are as long as `data`, and keep as many of its bytes as they can."""
     rest = data if len(data) <= MAX_BODY_BYTES else data[: MAX_BODY_BYTES // 2]
     if len(rest) <= _HEAD.size:
         return data  # too little for a frame

@@ -72,7 +72,7 @@ class Spool:
     @property
     def num_bytes(self) -> int:
         """How much of the file waits for the log."""
-        taken = self._taken  # before the end: the spool's thread moves both
+        taken = self._taken  # read before the end, since the spool's thread moves both
         return self._end - taken
 
     def problem(self) -> str | None:
@@ -159,7 +159,7 @@ class Spool:
         return taken >= max(self._worth_from, self.num_bytes) and room >= self.num_bytes
 
     def _copy(self, anew: SpoolFile) -> None:
-        """Copy a step of waiting records to the successor, on the disk, without notes, which name old places."""
+        """Copy a step of waiting records to the successor and fsync it; notes are left out, as they name old places."""
         whole = without_notes(self._data_at(self._copied, _STEP_BYTES))
         if not whole:
             self._put_aside(self._copied, self._next_whole(self._copied, self._end))

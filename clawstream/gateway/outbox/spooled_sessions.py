@@ -1,12 +1,12 @@
 """Which events go through the spool and which straight to the log, by session and by the log's pace. Pure.
 
 While a record of a session waits in the spool, the session's further records go through the spool too, so that the
-first copies on the log are in the order of the gateway's answers. Other sessions go straight, except from the moment
-that the log failed one until it has taken a record out of the spool.
+first copies on the log are in the order of the gateway's answers. Other sessions go straight; but once the log has
+failed to take a record, none does until the log has taken one out of the spool.
 
-The pace is a moving mean of acknowledgements, so that a single late one does not make a slow broker. Each counts as a
-few bounds at most, so that a broker that is quick again is recognised within some ten of them. The time that our own
-busy event loop adds to each is measured separately and subtracted.
+The pace is a moving mean of acknowledgements, so that a single late one does not make a broker count as slow. Each
+counts as a few times the bound at most, so that a broker that is quick again is recognised after about ten of them. The
+time that our own busy event loop adds to each is measured separately and subtracted.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 _WEIGHT = 0.1  # of the newest acknowledgement
 _AT_MOST = 4  # times the bound
-_OURS_AT_MOST = 10  # times the bound; a process that was stopped measures the stop
+_OURS_AT_MOST = 10  # times the bound; else a process that was suspended would measure that time too
 
 
 class SpooledSessions:

@@ -1,8 +1,8 @@
 """Replaces pictures and documents of a conversation by words, since the policy reads text alone. Pure.
 
 The words are the same in each request, and the picture goes no further than here. So a history is recorded, found again
-and continued as if its client had sent the words. They are those that OpenClaw writes for a model that can't see;
-pictures in a row become one text. A document that is text becomes that text, without its title; any other becomes
+and continued as if its client had sent the words. OpenClaw writes the same words for a model that can't see; pictures
+in a row become one text. A document that is text becomes that text, without its title; any other document becomes
 words.
 """
 
@@ -16,7 +16,7 @@ from clawstream.gateway.requests.fields import BadRequest, wrong
 
 SHOWN_BY_THE_USER = "(image omitted: model does not support images)"
 SHOWN_BY_A_TOOL = "(tool image omitted: model does not support images)"
-PICTURES: Mapping[str, str] = {"image_url": "image_url", "image": "source"}  # by type, where the picture itself stands
+PICTURES: Mapping[str, str] = {"image_url": "image_url", "image": "source"}  # by type, the key that has the picture
 DOCUMENTS: Mapping[str, str] = {"file": "file", "document": "source"}
 _UNREADABLE = {words: words.replace("image", "document") for words in (SHOWN_BY_THE_USER, SHOWN_BY_A_TOOL)}
 _TEXT_IN_URL = re.compile(r"data:text/[^,]*;base64,")

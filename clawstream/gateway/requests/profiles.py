@@ -1,7 +1,7 @@
 """The session, the turn type, the task and the attempt of a request, which each client names in its own way. Pure.
 
-Unusable headers are refused by name, since an advantage is computed among all attempts at a task. For the same reason a
-group belongs to its key: no other key can join it, hold it open or skew it. Names of keys have no slash.
+An advantage is computed among all attempts at a task. So an unusable group header is refused by name, and a group
+belongs to its key (it is recorded as KEY/GROUP): no other key can join it, hold it open or skew it.
 
 An explicit name (header, then body) has precedence over anything read out of a message. An unusable name is refused
 wherever it stands, and no session id is invented here. OpenClaw's form was recorded from OpenClaw 2026.9.6, Codex's

@@ -1,4 +1,4 @@
-"""A client's request, checked: JSON to frozen values; and the sampling of its answer, with defaults and room. Pure.
+"""Turns a client's JSON into checked, frozen values, and decides how its answer is to be sampled. Pure.
 
 No field is dropped in silence. A wish that can't be met is refused with a message that names the field, its value and
 what is expected. Fields that only label a request (`user`, `metadata`, ...) are kept.
@@ -117,9 +117,9 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         if len(raw) > _MAX_LENIENT_BYTES:
             raise BadRequest(
-                f"The body is not JSON in UTF-8: {error}. One of {len(raw)} bytes is read only without numbers out of "
-                "range, deep nesting and halves of characters (lone surrogates); up to "
-                f"{_MAX_LENIENT_BYTES} bytes may have those."
+                f"The body is not JSON in UTF-8: {error}. Numbers out of range, deep nesting and halves of characters "
+                f"(lone surrogates) are read only in a body of up to {_MAX_LENIENT_BYTES} bytes; this one has "
+                f"{len(raw)}."
             ) from error
         body = _lenient(raw)
     if not isinstance(body, dict):
@@ -307,7 +307,7 @@ def assistant_message(said: Iterable[str], thought: Sequence[str], calls: Sequen
 
 
 def plain(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return one text as a string: clients send either, even of the same message."""
+    """Return the parts, or a single text as a string: clients send either form, even of the same message."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
