@@ -28,7 +28,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Limit = Annotated[int | None, Field(ge=1)]
 AGAIN_AFTER_S = 1
 _SHARES = 4  # a key may use one of so many parts of the gateway's room, or all if it is the only key
-_ARRIVING = 4  # so many times max_in_flight requests may be here, with those whose bodies still arrive
+_ARRIVING = 4  # so many times max_in_flight requests may be here, those included whose bodies still arrive
 _MINUTE_S = 60.0
 
 

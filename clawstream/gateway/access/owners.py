@@ -1,9 +1,9 @@
 """Which key owns a session: the first one that was answered in it, for ever.
 
 The one rule: a key that is not known to be the owner is not taken for one. The log has every answer and its key. A file
-beside the spool has the owner by session (16 bytes of a hash, a number for the key), so that a look-up takes
-microseconds and no memory, however many sessions there were. A lost or damaged file is rebuilt from the log; until that
-is done (`whole`), nobody can go on with a session that is not in the file.
+beside the spool has each session's owner (16 bytes of a hash, a number for the key), so that a look-up takes
+microseconds and no memory, however many sessions there were. A lost or damaged file is rebuilt from the log. Until that
+is done (`whole`), nobody with a key can go on with a session that is not in the file.
 
 A refused request owns nothing. A request under way holds its session against other keys until it is over, and owns it
 once a token of its answer is on the log.
@@ -103,7 +103,7 @@ class Owners:
     def is_open_to(self, session_id: str, key_name: str | None) -> bool:
         """Return whether the session is the key's or nobody's, and no other key is being answered in it.
 
-        Raises TryLater where a key asks, and who owns the session is not known.
+        Raises TryLater where a key asks and the owner is not known.
         """
         if any(holder not in (None, key_name) for holder in self._under_way.get(session_id, ())):
             return False

@@ -1,8 +1,8 @@
 """One answer: generate, show, record, and only then say how it ended.
 
 The one rule: the client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has
-it. Until its first token is there, a failed request goes on to the next engine; once no other can be asked, the failure
-is told to the client and recorded. Raw ASGI, because every token passes here.
+it. A request that fails before its first token is asked again, of the same engine or another. When no try is left, the
+failure is told to the client and recorded. Raw ASGI, because every token passes here.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 The policy calls only functions with JSON. A `custom` tool, which takes bare text, becomes a function with one string,
 `input`; a function in a namespace gets both names. A call goes back in the form in which the client offered the tool.
-Tools that OpenAI's servers run are refused by name; those that Codex offers unasked are left out. The encrypted content
-is no secret, since the client has the text beside it; but clients that ask for it send it back whole.
+Tools that OpenAI's servers run are refused by name; those that Codex always offers are left out. The encrypted content
+is no secret, since the client has the text beside it; it exists because clients that ask for it send it back whole.
 """
 
 import base64

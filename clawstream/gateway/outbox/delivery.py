@@ -79,7 +79,7 @@ class Delivery:
         self._appends: list[_Append] = []
         self._keeping: list[_Append] = []  # the appends that the disk is busy with
         self._stopped = False
-        self._under_way: dict[object, float] = {}  # records not acknowledged by the log, and when they were sent
+        self._under_way: dict[object, float] = {}  # sendings that the log has not acknowledged: when each began
         self._tasks: set[asyncio.Task[Any]] = set()  # they go on when their caller has left
         self._measuring: asyncio.Task[None] | None = None
         self._stuck_by: type[Exception] | None = None

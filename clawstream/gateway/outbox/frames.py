@@ -1,7 +1,7 @@
 """The spool's bytes: records one after another, each in a frame that says how long it is and whether it is whole. Pure.
 
 A frame is its body's length and CRC-32 (both uint32, little-endian), then the body. The first byte of a body says what
-it is: a record, a note of the place up to which the log has all records, or bytes without meaning (those that a bad
+it is: a record, a note of the place up to which the log has all records, or bytes without meaning (bytes that a bad
 disk left, for example). The spool's contents are a fold over its frames, so no second file can disagree with it.
 
 A file cut at any byte holds every record whose frame ends before the cut, and nothing else; one with damaged bytes

@@ -1,4 +1,4 @@
-"""Fields of a client's JSON, each read with its type and limits or refused by name, and the refusals. Pure."""
+"""Reads a field of a client's JSON by its type and limits, or refuses it by its name; the refusals. Pure."""
 
 import json
 import re
@@ -91,7 +91,7 @@ def to_json(value: Any) -> bytes:
 
 
 def typed(found: object, type_: type[T], where: str) -> T | None:
-    """Return a value of the one kind that may stand there, or None where it is absent."""
+    """Return the value, which has to be of this type, or None where it is absent. Raises BadRequest."""
     if found is not None and not isinstance(found, type_):
         raise wrong(where, found, _KINDS[type_])
     return found

@@ -126,7 +126,7 @@ def openclaw_session(messages: tuple[Message, ...]) -> str | None:
 
 
 def openclaw_housekeeping(messages: tuple[Message, ...]) -> bool:
-    """Return whether it is OpenClaw's own request: a heartbeat, a memory flush, a reminder, a summary, a cron job."""
+    """Return whether OpenClaw asks for itself: a heartbeat, a memory flush, a reminder, a summary, a cron job."""
     if messages and role_of(messages[0]) == "system" and text_of(messages[0]).startswith(_SUMMARISING):
         return True
     if (openclaw_session(messages) or "").startswith(_DETACHED):
@@ -145,7 +145,7 @@ def claude_code_session(headers: Mapping[str, str]) -> str | None:
 
 
 def claude_code_housekeeping(headers: Mapping[str, str], options: Mapping[str, Any]) -> bool:
-    """Return whether it is Claude Code's own request, for a title for instance: then it offers no tools."""
+    """Return whether Claude Code asks for itself, for a title for instance: then the request offers no tools."""
     return bool(headers.get(_CLAUDE_CODE)) and not options.get("tools")
 
 
@@ -158,7 +158,7 @@ def codex_session(headers: Mapping[str, str]) -> str | None:
 
 
 def codex_housekeeping(headers: Mapping[str, str]) -> bool:
-    """Return whether it is Codex's own request, for a summary for instance."""
+    """Return whether Codex asks for itself, for a summary for instance."""
     try:
         said = json.loads(headers.get(_CODEX, "{}"))
     except ValueError:

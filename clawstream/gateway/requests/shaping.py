@@ -1,4 +1,4 @@
-"""The parts of a request that change what an answer may be, checked: its distribution and its tools. Pure."""
+"""Reads and checks the parts of a request that shape its answer: the sampling distribution and the tools. Pure."""
 
 import re
 from collections.abc import Mapping
