@@ -322,5 +322,5 @@ async def test_while_owners_are_read_from_the_log_only_sessions_that_may_be_anot
         await until(known)
         refused = await gateway.chat(headers=ben)
     assert [(one.status, one.headers["retry-after"]) for one in waiting] == [(503, "2"), (503, "2")]
-    assert "still being read from the log" in waiting[0].body["error"]["message"]
+    assert "the log is still being read" in waiting[0].body["error"]["message"]
     assert (unnamed.status, refused.status) == (200, 403)

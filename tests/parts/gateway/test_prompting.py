@@ -50,7 +50,7 @@ async def test_while_all_threads_are_busy_others_are_told_to_try_again_and_small
     maker = PromptMaker(slow, within_s=0.1)
     long = await asyncio.gather(*(made(maker, request(4_000)) for _ in range(4)), return_exceptions=True)
     assert [type(one) for one in long] == [UnrenderableRequest] * 4
-    with pytest.raises(TryLater, match="under way"):
+    with pytest.raises(TryLater, match="threads for large prompts are busy"):
         await made(maker, request(1, BIG))
     assert len(await made(maker, request(1))) == len("hello")
     maker.close()
