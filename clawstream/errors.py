@@ -6,18 +6,20 @@ ClawstreamError
 |   +-- TopicMismatch      a topic is missing, or is not as topics/*.yaml says
 |   +-- UnusableCheckpoint a checkpoint folder is incomplete or of another model
 |   +-- SamplesGone        a plan names samples that are not on the log any more
-|   +-- TrainingDiverged   a step's gradient is not finite, or the step too small to be seen
+|   +-- LogContradicted    the log is not the one that was read before
+|   +-- TrainingDiverged   a step's gradient is not finite, or the step changes nothing that is published
 |   |   +-- GradientNotFinite  the gradient is not finite; a gate rejects the step
 |   +-- DatabaseMismatch   the database's schema is not the one this version writes
 |   +-- PartUnavailable    a needed server is not there (broker, database, engine, Java)
-|   +-- TooManyFailures    a stage set too many records aside: exit code 3, it is not to be started again unlooked at
+|   +-- TooManyFailures    a stage set too many records aside: exit code 3, a person has to look before it starts again
+|   +-- OtherBase          the policy began with another base: exit code 3 too
 +-- UnusableEvent      this record can never be processed: it goes to <topic>.dlq
-|   +-- UndecodableRecord  bytes that no schema of ours explains
-|   +-- ParkedRecord       it follows one of its session that is set aside, and waits behind it
+|   +-- UndecodableRecord  its bytes are an event of no schema that we know
+|   +-- ParkedRecord       an earlier record of its session is set aside, and this one waits behind it
 |   +-- UnusableExchange   an exchange that can't become a turn or a sample
 +-- StepRefused       a step's outcome is not published; the policy goes on from the version before
 +-- UnrenderableRequest  the template can't express a request; the client has to change it
-+-- TooLate            the result is of no use any more; the call is given up
++-- TooLate            the call's result is of no use any more; the call is given up
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
     +-- NotYet             the peer is there, but its result is not
 
@@ -34,7 +36,7 @@ class ClawstreamError(Exception):
 class OperatorError(ClawstreamError):
     """A person has to change something; the command line prints the message and exits with `exit_status`."""
 
-    exit_status: ClassVar[int] = 2  # something to change, or something passing: a supervisor may start the part again
+    exit_status: ClassVar[int] = 2  # a supervisor may start the part again: what is wrong may pass by itself
 
 
 class ConfigError(OperatorError):
@@ -46,7 +48,7 @@ class TopicMismatch(OperatorError):
 
 
 class LogContradicted(OperatorError):
-    """The log is not the one that was read: it ends before, or has other records there."""
+    """The log is not the one that was read: it ends earlier, or has another record where reading stopped."""
 
 
 class UnusableCheckpoint(OperatorError):
@@ -58,7 +60,7 @@ class SamplesGone(OperatorError):
 
 
 class TrainingDiverged(OperatorError):
-    """A step's gradient is not a finite number, or the step changes nothing that is published: no version is."""
+    """A step's gradient is not finite, or the step changes nothing that is published; no version is published."""
 
 
 class GradientNotFinite(TrainingDiverged):
@@ -80,7 +82,7 @@ class TooManyFailures(OperatorError):
 
 
 class OtherBase(OperatorError):
-    """A policy is to go on with another base than it began with; every start would fail the same way."""
+    """The settings name another base than the policy began with; every start would fail the same way."""
 
     exit_status: ClassVar[int] = 3
 
@@ -94,7 +96,7 @@ class UndecodableRecord(UnusableEvent):
 
 
 class ParkedRecord(UnusableEvent):
-    """A record whose session waits for one that is set aside."""
+    """A record that waits behind an earlier one of its session, which is set aside."""
 
 
 class UnusableExchange(UnusableEvent):
@@ -102,7 +104,7 @@ class UnusableExchange(UnusableEvent):
 
 
 class StepRefused(ClawstreamError):
-    """The gate does not let a step's outcome be published; the message says why, and the weights have moved."""
+    """The gate rejects a step, so no version is published; the message says why. The weights have moved already."""
 
 
 class UnrenderableRequest(ClawstreamError):
@@ -110,10 +112,7 @@ class UnrenderableRequest(ClawstreamError):
 
 
 class TryLater(ClawstreamError):
-    """A peer refused, failed or did not answer in time; the same call may succeed later.
-
-    Where nobody calls again, the command line prints the message and exits with 2.
-    """
+    """A peer refused, failed or did not answer in time; a later call may succeed. Uncaught, it ends with code 2."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -121,7 +120,7 @@ class TryLater(ClawstreamError):
 
 
 class TooLate(ClawstreamError):
-    """The result is of no use any more: no peer is called, and the call is given up at once."""
+    """The call's result is of no use any more, so the call is given up at once and no peer is asked."""
 
 
 class NotYet(TryLater):

@@ -1,7 +1,7 @@
 """Tables on terminals of any width: no word is ever split, so an id that a person copies is whole.
 
-A column is as wide as its widest word at least. Where the terminal has no room for that, each row is a line a cell,
-which the terminal wraps by itself and hands to the clipboard in one piece. A file has no edge.
+A column is at least as wide as its widest word. Where the terminal has no room for that, each cell of a row is printed
+on a line of its own; the terminal wraps that line, and it is copied in one piece. In a file a table has any width.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,11 +11,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-_NO_EDGE = 100_000  # characters: more than a cell has
+_NO_EDGE = 100_000  # characters: wider than any cell
 
 
 def show(console: Console, table: Table) -> None:
-    """Print `table` as there is room for it."""
+    """Print `table` in the form that there is room for."""
     wide = console.options.update(width=_NO_EDGE)
     natural = Measurement.get(console, wide, table)
     if not console.is_terminal:
@@ -30,7 +30,7 @@ def show(console: Console, table: Table) -> None:
 
 
 def _share(console: Console, table: Table, natural: Measurement) -> None:
-    """Give each column its widest word, and of what is left a share by how much more it would take."""
+    """Make each column as wide as its widest word, and share the rest out by how much more each could use."""
     wide = console.options.update(width=_NO_EDGE)
     least, most = [], []
     for header, *cells in _columns(console, table):
@@ -57,7 +57,7 @@ def _records(console: Console, table: Table) -> Iterator[Text]:
 
 
 def _lines(rows: Iterable[Sequence[Text]]) -> Iterator[Text]:
-    """Yield each row as a line, its first cell as wide as the widest of them."""
+    """Yield each row as a line; the first cells are padded to the width of the widest."""
     rows = list(rows)
     width = max((first.cell_len for first, *_ in rows), default=0)
     for first, *others in rows:

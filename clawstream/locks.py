@@ -1,4 +1,4 @@
-"""Lock files: a lock's holder has sole use of what the lock stands for, until it lets go or its process is gone."""
+"""Lock files: the holder has sole use of what the lock stands for, until it lets go or its process ends."""
 
 import fcntl
 import os
@@ -16,10 +16,9 @@ _LOOK_EVERY_S = 0.05
 def locked(
     path: Path, *, within_s: float, shared: bool = False, create: bool = True, in_use: str | None = None
 ) -> Iterator[int]:
-    """Hold the lock file `path` and yield its descriptor; the lock lasts while any process has that.
+    """Hold the lock file `path` and yield its descriptor; the lock lasts while any process has it open.
 
-    Raises PartUnavailable, in the words of `in_use` if given, where another process keeps it for longer than
-    `within_s`.
+    Raises PartUnavailable (its message is `in_use`, if given) where another process still holds it after `within_s`.
     """
     lock_fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o600)
     try:
@@ -28,7 +27,7 @@ def locked(
             if time.monotonic() >= deadline:
                 raise PartUnavailable(
                     in_use
-                    or f"{path.parent} is in use by another clawstream, since more than {within_s:g} s. "
+                    or f"{path.parent} has been in use by another clawstream for more than {within_s:g} s. "
                     "Nothing was started. Stop that one, or choose another folder"
                 )
             time.sleep(_LOOK_EVERY_S)

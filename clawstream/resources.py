@@ -1,6 +1,6 @@
-"""Where the files that travel with the package are, and where clawstream was installed from.
+"""Finds the folders that ship with the package, and the checkout that clawstream was installed from.
 
-They stand at the top of the repository for people to read; a wheel carries them inside the package.
+In the repository the folders are at the top, where people read them; in a wheel they are inside the package.
 """
 
 import json
@@ -27,7 +27,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _checkout() -> Path | None:
-    """Return the folder that clawstream runs from or was installed from; None: it is not known."""
+    """Return the folder that clawstream runs from or was installed from; None: it is unknown."""
     if (here := own_checkout()) is not None:
         return here
     try:

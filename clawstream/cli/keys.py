@@ -29,7 +29,7 @@ def add(
 ) -> None:
     """Make a key and print it, this once; a running gateway knows it within 2 s.
 
-    From the first key on nobody is served without one.
+    From the first key on, requests without a key are refused.
     """
     from clawstream.gateway.access.key_file import add_key, read_keys
     from clawstream.gateway.access.keys import Allowance
@@ -37,7 +37,7 @@ def add(
     path = _file(context)
     if not read_keys(path).in_force and not _has_default(context):
         _say_before(
-            "this is the first key: from now on who shows none gets a 401, on this machine too (the way back: "
+            "this is the first key: from now on a request without a key gets a 401, on this machine too (the way back: "
             "clawstream keys revoke, then clawstream keys open)",
             yes=yes,
         )
@@ -51,7 +51,7 @@ def add(
 
 @keys.command("list")
 def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the keys there are and were."""
+    """Show all keys, the revoked ones included."""
     from clawstream.gateway.access.key_file import read_keys
 
     rows = [
@@ -77,7 +77,7 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
 def revoke(
     context: typer.Context, name: Annotated[str, typer.Argument()], yes: _YES = False, as_json: AsJson = False
 ) -> None:
-    """Let a key open nothing any more; a running gateway knows it within 2 s."""
+    """Refuse a key from now on; a running gateway knows it within 2 s."""
     from clawstream.gateway.access.key_file import read_keys, revoke_key
 
     path = _file(context)
@@ -97,7 +97,7 @@ def revoke(
 def open_to_this_machine(context: typer.Context) -> None:
     """Let programs of this machine in without a key again, once all keys are revoked; a running gateway knows in 2 s.
 
-    A gateway that listens to the network stays shut, and the next key that is added shuts this one.
+    The next key that is added ends this. A gateway that listens to the network asks for keys all the same.
     """
     from clawstream.gateway.access.key_file import open_door
 

@@ -1,7 +1,7 @@
 """`clawstream openclaw`: let OpenClaw on this machine talk to the gateway, and let it go again.
 
-Beside openclaw.json lie, while it is connected, `openclaw.json.before-clawstream` (the file as it was; none where there
-was none) and `openclaw.json.clawstream` (the file as we wrote it).
+While OpenClaw is connected, two files lie beside openclaw.json: `openclaw.json.before-clawstream` is the file as it was
+(absent where there was none), and `openclaw.json.clawstream` is the file as we wrote it.
 """
 
 import json
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 openclaw = typer.Typer(name="openclaw", help="Let OpenClaw on this machine talk to the gateway.", no_args_is_help=True)
 _ANSWERS_WITHIN_S = 5.0
-_DEFAULT_CONTEXT_TOKENS = 32_768  # where the gateway does not answer; its next connect says better
-_NO_KEY = "none"  # a gateway without keys looks at none, and OpenClaw wants one
+_DEFAULT_CONTEXT_TOKENS = 32_768  # where the gateway does not answer; a later connect corrects it
+_NO_KEY = "none"  # OpenClaw wants a key, and a gateway without keys ignores it
 
 
 @openclaw.command()
@@ -35,8 +35,8 @@ def connect(
     context: typer.Context,
     write: Annotated[bool, typer.Option("--write", help="Make the change.")] = False,
     provider: Annotated[str, typer.Option(help="The name of the provider in openclaw.json.")] = "clawstream",
-    url: Annotated[str | None, typer.Option(help="Of the gateway; none: as in the settings.")] = None,
-    key: Annotated[str | None, typer.Option(help="Of `clawstream keys add`; none: as in the settings.")] = None,
+    url: Annotated[str | None, typer.Option(help="Of the gateway; by default as in the settings.")] = None,
+    key: Annotated[str | None, typer.Option(help="From `clawstream keys add`; by default the settings'.")] = None,
 ) -> None:
     """Show the change to openclaw.json that makes the gateway's model the primary one; with --write, make it."""
     from clawstream.cli import openclaw_config as config
@@ -88,13 +88,13 @@ def disconnect() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Before:
-    """A connection that was made: the file before it (None: there was none), and as it was written."""
+    """A connection that was made: the file's text before it (None: there was no file), and the text that we wrote."""
 
     first_text: str | None
     written_text: str
 
     def was_edited(self, base: str) -> bool:
-        """Whether the file without the connection, `base`, is another than the one before it."""
+        """Whether `base`, the file without the connection, differs from the file before the connection."""
         from clawstream.cli.openclaw_config import parse
 
         return parse(base, "openclaw.json") != parse(self.first_text or "", "its backup")
@@ -133,7 +133,7 @@ class _OpenClawFile:
         return _Before(first_text=first, written_text=written)
 
     def keep(self, *, first: str | None, written: str) -> None:
-        """Write the file; `first` is the new backup, None where the one there is (or none) is right."""
+        """Write the file, and `first` as its backup; None: the backup stays as it is."""
         mode = self.path.stat().st_mode & 0o777 if self.path.exists() else 0o600
         if first is not None:
             self._put_aside_unless(first)
@@ -143,7 +143,7 @@ class _OpenClawFile:
         _replace(self.path, written, mode)
 
     def let_go(self, text: str | None, *, keep_backup: bool) -> None:
-        """Let the file say `text`, or be gone; forget the connection."""
+        """Write `text` to the file (None: delete it), and forget the connection."""
         if text is None:
             self.path.unlink(missing_ok=True)
         else:
@@ -153,7 +153,7 @@ class _OpenClawFile:
             self.backup.unlink(missing_ok=True)
 
     def _put_aside_unless(self, first: str) -> None:
-        """Give a backup of an earlier connection, which says something else, a name of its own."""
+        """Rename the backup of an earlier connection, unless it says the same as `first`."""
         if self.record.exists() or _read(self.backup) in (None, first):
             return
         names = (self.backup.with_name(f"{self.backup.name}.{number}") for number in range(1, 1000))
@@ -238,7 +238,7 @@ def _read(path: Path) -> str | None:
 
 
 def _replace(path: Path, text: str, mode: int) -> None:
-    """Let `path` hold `text` from one moment to the next. Raises ConfigError."""
+    """Replace what `path` holds by `text`, atomically. Raises ConfigError."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -249,7 +249,7 @@ def _replace(path: Path, text: str, mode: int) -> None:
             os.fsync(descriptor)
         Path(name).replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: can't be written ({error}). It is as it was. Give yourself leave to") from error
+        raise ConfigError(f"{path}: can't be written ({error}). It is as it was. Make it writable") from error
 
 
 def _say(words: str) -> None:

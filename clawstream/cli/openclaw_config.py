@@ -1,8 +1,8 @@
 """What connecting OpenClaw changes in the text of its configuration, and what undoing it changes back. Pure.
 
 Two keys change: the provider's entry, and the primary model of all agents. Each is undone as a whole, and only while it
-still says what we wrote: what a person has changed since is theirs, and stays. The rest of the text stays as it is
-written, comments and all.
+still says what we wrote; a value that a person has changed since stays. The rest of the text stays as it is written,
+comments included.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ class _Value:
     start: int
     end: int
     members: "list[_Member] | None" = None  # None: it is no object
-    inner_end: int = 0  # of an object: where the last thing in it ends, a comment too
+    inner_end: int = 0  # of an object: where the last thing in it ends, be it a comment
 
 
 @dataclass(slots=True, kw_only=True)
 class _Member:
     name: str
-    before_end: int  # where what stands before it ends, a comment too
+    before_end: int  # where the text before it ends, be it a comment
     start: int
     value: _Value
     comma_end: int | None = None  # None: no comma follows
@@ -59,7 +59,7 @@ def value_text(text: str, keys: Sequence[str]) -> str | None:
 
 
 def put(text: str, keys: Sequence[str], value: Any) -> str:
-    """Return `text`, which holds an object, with `value` at `keys`; objects on the way that are missing are made."""
+    """Return `text`, which holds an object, with `value` at `keys`; missing objects on the way are made."""
     node = _root(text)
     for depth, key in enumerate(keys):
         member = _member(node, key)
@@ -91,7 +91,7 @@ def _without(text: str, above: _Value, member: _Member) -> str:
     number = members.index(member)
     if member.comma_end is not None or number == 0:
         return text[:start] + text[end:]
-    comma_end = members[number - 1].comma_end  # it was there for this member
+    comma_end = members[number - 1].comma_end  # the comma that set this member apart
     assert comma_end is not None
     return text[: comma_end - 1] + text[comma_end:start] + text[end:]
 
@@ -120,7 +120,7 @@ def _written(value: Any, indent: str) -> str:
 
 
 def _indent(text: str, at: int) -> str:
-    """The space that the line begins with on which `at` stands."""
+    """The indentation of the line on which `at` stands."""
     before = text[text.rfind("\n", 0, at) + 1 : at]
     return before[: len(before) - len(before.lstrip())]
 
@@ -141,7 +141,7 @@ def _at(node: _Value, keys: Sequence[str]) -> _Value | None:
 
 @dataclass(slots=True)
 class _Json5Reader:
-    """Over the pieces of a text that json5 has read without an error."""
+    """Reads the pieces of a text, which json5 has read without an error."""
 
     pieces: list[tuple[str, int, int]]
     next: int = 0
@@ -250,7 +250,7 @@ def parse(text: str, where: str) -> Config:
 def connect(text: str, provider: Provider) -> str:
     """Return the file with the provider in it, and its model as the primary one of all agents.
 
-    Keys that an entry of that name has and ours has not are kept. Raises ConfigError where the way is blocked.
+    An existing entry keeps the keys that ours does not have. Raises ConfigError where a key on the way is no object.
     """
     config = parse(text, "openclaw.json")
     text = text if _pieces_beside_comments(text) else f"{text}{{}}\n"
@@ -285,7 +285,7 @@ def disconnect(before: str, written: str, now: str) -> str:
 
 
 def kept_by_person(before: str, written: str, now: str) -> tuple[str, ...]:
-    """Return the keys that connecting changed and a person has changed since, dotted."""
+    """Return the keys, with dots, that connecting changed and that a person has changed since."""
     first, ours, found = (parse(text, "openclaw.json") for text in (before, written, now))
     return tuple(
         ".".join(keys)
@@ -324,7 +324,7 @@ def too_few(context_tokens: int) -> str | None:
 def _hidden(text: str) -> str:
     """Return the JSON5 in `text` with each string under a secret's key replaced by a mark: equal ones by equal marks.
 
-    So is what a comment says: it may be an old key.
+    What comments say is replaced too, as it may be an old key.
     """
     out: list[str] = []
     around: list[tuple[str, bool]] = []  # each bracket that is open, and whether it stands under a secret's key

@@ -1,4 +1,4 @@
-"""`clawstream policy`: the versions of a policy, what one is made of, and back to an earlier one."""
+"""`clawstream policy`: lists and shows a policy's versions, keeps some, and goes back to an earlier one."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -83,8 +83,8 @@ def show(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> 
 def rollback(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
     """Have engines serve an earlier version's weights again, and training go on from them.
 
-    The trainer does it, as soon as its step is done, or when it is started: its next version has those weights, with
-    their optimizer, under a number of its own. Nothing is stopped, and nothing that was said is taken back.
+    The trainer does it once its present step is done, or when it is started: its next version has the earlier weights
+    and optimizer state, under a number of its own. Nothing is stopped, and nothing is removed from the log.
     """
     from clawstream.events import RollbackAsked
     from clawstream.monitoring.policy import newest
@@ -118,7 +118,7 @@ def pin(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> N
 
 @policy.command()
 def unpin(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
-    """Let a version's weights go once it is none of the newest ones."""
+    """Let a version's weights be deleted once newer versions take its place."""
     _pin(context, version, as_json=as_json, pinned=False)
     if not as_json:
         typer.echo(f"version {version} is kept no longer than others: while it is one of the newest")
@@ -165,7 +165,7 @@ def _known(known: "dict[int, VersionFacts]", version: int) -> "VersionFacts":
 
 
 def _refuse_gone(settings: Settings, known: "dict[int, VersionFacts]", version: int) -> None:
-    """Refuse a version whose weights are nowhere; of one that lies on the trainer's machine the trainer says so."""
+    """Refuse a version whose weights are gone; where the trainer is on another machine, only the trainer can tell."""
     one = _known(known, version)
     if one.published is None:
         why = "" if one.why is None else f": {one.why}"

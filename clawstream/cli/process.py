@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 EVERY_S = 10.0
-_MOST_KNOWN = 1000  # log lines; lines of one template count as one
+_MOST_KNOWN = 1000  # different log lines; lines of one template count as one
 
 
 @dataclass(slots=True)
@@ -154,7 +154,7 @@ def run_until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 async def unless_stopped(work: Coroutine[None, None, T], stop: asyncio.Event) -> T:
     """Return what `work` returns; where `stop` is set first, cancel it and raise CancelledError once it has ended.
 
-    How it ended then is nobody's concern: a broker that goes away while it stops is no error.
+    What the cancelled work raises is ignored: a broker that goes away while it stops is no error.
     """
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -234,7 +234,7 @@ def broker(settings: Settings) -> Iterator[Settings]:
 
 
 def ask_log(settings: Settings, client_id: str, main: "Callable[[KafkaLog], Awaitable[T]]") -> T:
-    """Return what `main` returns of the installation's log."""
+    """Return what `main` returns, given the installation's log."""
     from clawstream.stream.kafka.connect import connected
 
     async def connected_main(settings: Settings) -> T:

@@ -1,4 +1,4 @@
-"""`clawstream replay`: the log read again, by other judges or with the votes that were cast; the live topics stay."""
+"""`clawstream replay`: reads the log again, with the votes that were cast or another judge's; live topics stay."""
 
 import asyncio
 import json
@@ -31,35 +31,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RETENTION_MS = 30 * 86_400_000  # of a replay's topics: all of it can be had again, new votes aside
+RETENTION_MS = 30 * 86_400_000  # of a replay's topics: all on them but new votes can be made again
 NEWS_EVERY_S = 2.0
 
-replay = typer.Typer(
-    name="replay", help="Read the log again; the live topics are only ever read.", no_args_is_help=True
-)
+replay = typer.Typer(name="replay", help="Read the log again; live topics do not change.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A replay, as `replay list` has it.")]
 
 
 @replay.command()
 def start(
     context: typer.Context,
-    name: Annotated[str, typer.Option(help="Of the replay and its topics; begun before, it is finished.")],
+    name: Annotated[str, typer.Option(help="Of the replay and its topics; one that was begun is finished.")],
     since: Annotated[str | None, typer.Option("--from", help="An offset, 90s, 5m, 2h, 1d ago, or an ISO time.")] = None,
-    until: Annotated[str | None, typer.Option("--to", help="The same; without it, what is there now.")] = None,
+    until: Annotated[str | None, typer.Option("--to", help="The same; without it, where the log ends now.")] = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
     votes_from: Annotated[VotesFrom, typer.Option(help="Votes as they were cast, or a judge's new ones.")] = (
         VotesFrom.LOG
     ),
-    judge: Annotated[str | None, typer.Option(metavar="URL", help="Who is asked, or whose votes count alone.")] = None,
+    judge: Annotated[str | None, typer.Option(metavar="URL", help="Asked, or the one whose votes alone count.")] = None,
     judge_model: Annotated[str | None, typer.Option(help="In place of judge.model.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it, one for each core.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Exchanges a second at most.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read frozen ranges of the log again, fold them as the stages do, and write what comes of it to topics apart.
+    """Read frozen ranges of the log again, fold them as the stages do, and write the results to topics of its own.
 
-    Killed and started again under its name it begins anew, over the range of its first run, and says the same: new
-    votes that arrived are on its topic, and are not asked for again.
+    A replay that was killed can be started again under its name. It then reads the range of its first run from the
+    beginning, with the same results; new votes that had arrived are on its topic, and are not asked for again.
     """
     from clawstream.inference.judge_client import judge_name
     from clawstream.replay.running import ReplayRequest
@@ -104,7 +102,7 @@ def list_(context: typer.Context, as_json: AsJson = False) -> None:
 
 @replay.command()
 def compare(context: typer.Context, name: Name, as_json: AsJson = False) -> None:
-    """Say how a replay judged against what was judged live; a CSV of all turns and a plot go into the data folder."""
+    """Compare a replay's verdicts with the live ones; a CSV of all turns and a plot go into the data folder."""
     from clawstream.replay.registry import Registry
     from clawstream.replay.running import compared, write_csv, write_plot
 
@@ -205,7 +203,7 @@ def _progress_line(num_records: int, say: Callable[[str], None]) -> "Callable[[R
 
 @contextmanager
 def _alone(settings: Settings, name: str) -> Iterator[None]:
-    """Keep others from working on the same replay for the length of the block."""
+    """Keep other processes from working on the same replay during the block."""
     folder = folder_of(settings, name)
     folder.mkdir(parents=True, exist_ok=True)
     words = f"replay {name!r} is being worked on by another process; wait for it, or end it"
@@ -214,7 +212,7 @@ def _alone(settings: Settings, name: str) -> Iterator[None]:
 
 
 def folder_of(settings: Settings, name: str) -> Path:
-    """Return where files about a replay lie."""
+    """Return the folder of a replay's files."""
     from clawstream.replay.running import refuse_name
 
     refuse_name(name)
@@ -247,7 +245,7 @@ def _shown(value: float | str | None) -> str:
 
 
 def _run(settings: Settings, main: "Callable[[KafkaLog], Coroutine[None, None, T]]") -> T:
-    """Return what `main` returns of the installation's log; a signal ends it, and is an error."""
+    """Return what `main` returns, given the installation's log; a signal ends it with an OperatorError."""
     from clawstream.stream.kafka.connect import connected
 
     found: list[T] = []

@@ -1,4 +1,4 @@
-"""What a replay's workers are forks of: imported once, in a process that has read nothing yet and started no thread."""
+"""The process that a replay's workers are forked from: it imports once, has read nothing and has no other thread."""
 
 import gc
 import logging
@@ -10,7 +10,7 @@ from clawstream.cli.process import hide_torch, log_to_stderr
 from clawstream.local.servers.server_process import die_with_parent
 
 die_with_parent()
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches whoever started us, who ends us
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches our parent, which ends us
 log_to_stderr("replay")
 hide_torch()
 for name in (
@@ -20,5 +20,5 @@ for name in (
 ):
     import_module(name)
 gc.collect()
-gc.freeze()  # what all share is not copied because each of them looks at it
+gc.freeze()  # so workers share these objects: no garbage collector touches them, which would copy them
 logging.getLogger(__name__).info("workers=prepared cpu_s=%.2f", time.process_time())

@@ -34,7 +34,7 @@ def engine(
     serve(
         model_path=str(settings.engine.base_policy),
         port=settings.engine.port if port is None else port,
-        weight_version="0",  # of the base; the weights stage brings it up to date
+        weight_version="0",  # the base's; the weights stage brings the engine up to date
     )
 
 
@@ -97,7 +97,7 @@ def heuristics(context: typer.Context) -> None:
 
 
 def samples(context: typer.Context) -> None:
-    """Join turns, verdicts, hints and feedback to what a trainer needs: -> samples."""
+    """Join turns, verdicts, hints and feedback into samples for the trainer: -> samples."""
     settings = _settings(context, "samples")
     hide_torch()
     from clawstream.events import OffDistribution, RewardWeights
@@ -170,10 +170,10 @@ def groups(context: typer.Context) -> None:
 def train(
     context: typer.Context,
     samples_of: Annotated[
-        str | None, typer.Option("--samples", metavar="REPLAY", help="Train a policy of its own on these, then end.")
+        str | None, typer.Option("--samples", metavar="REPLAY", help="Train another policy on its samples, then end.")
     ] = None,
     from_policy: Annotated[
-        int, typer.Option(min=0, metavar="VERSION", help="With --samples: where it starts; 0 is the base.")
+        int, typer.Option(min=0, metavar="VERSION", help="With --samples: the version to start from; 0: the base.")
     ] = 0,
 ) -> None:
     """Train on samples in micro-batches; publish a version after each step."""
@@ -184,8 +184,8 @@ def train(
     if samples_of is None:
         if settings.weights.url is not None:
             raise ConfigError(
-                "weights.url is set: this policy's trainer runs elsewhere, and two would take different steps under "
-                "one version's name. Nothing is trained here; take weights.url out to train here"
+                "weights.url is set: this policy's trainer runs elsewhere, and two trainers would take different steps "
+                "under one version's name. Nothing is trained here; take weights.url out to train here"
             )
         from clawstream.training.checkpoints import offering
 

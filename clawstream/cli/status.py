@@ -1,4 +1,4 @@
-"""`clawstream status`, `sql`, `tail` and `export`: looking at what is there, without changing it."""
+"""`clawstream status`, `sql`, `tail` and `export`: look at an installation without changing it."""
 
 import asyncio
 import json
@@ -126,7 +126,7 @@ def plain(
 
 
 def shown(addresses: "Addresses") -> dict[str, Any]:
-    """Return the addresses as people may see them: without the database's password."""
+    """Return the addresses without the database's password."""
     return asdict(addresses) | {"postgres": _without_password(addresses.postgres)}
 
 
@@ -152,14 +152,14 @@ def blocks(
         yield _monitor(found.monitor)
     for alarm in _alarms(found, "alarm"):
         yield f"[red]learning stands still:[/] {harmless(alarm)}"
-    for alarm in _alarms(found, "clock_alarm")[:1]:  # the figures of both differ by what came between
+    for alarm in _alarms(found, "clock_alarm")[:1]:  # one is enough: log and monitor give other figures
         yield f"[red]the broker's clock is wrong:[/] {harmless(alarm)}"
     for problem in found.problems:
         yield f"[yellow]not known:[/] {harmless(problem)}"
 
 
 def _alarms(found: "Status", name: str) -> list[str]:
-    """Return an alarm as the log and the monitor say it, each reason once."""
+    """Return an alarm's texts from the log and the monitor, each once."""
     said = (None if found.log is None else getattr(found.log, name), (found.monitor or {}).get(name))
     return list(dict.fromkeys(alarm for alarm in said if alarm is not None))
 

@@ -1,4 +1,4 @@
-"""`clawstream topics`, `clawstream db` and `clawstream config`: what an installation rests on."""
+"""`clawstream topics`, `clawstream db` and `clawstream config`: the topics, the tables and the settings."""
 
 import asyncio
 import json
@@ -64,7 +64,7 @@ def graph() -> None:
 @topics.command()
 def export(
     cluster: Annotated[str, typer.Option(help="The Strimzi cluster that they belong to.")] = "clawstream",
-    replicas: Annotated[int | None, typer.Option(min=1, help="Of each topic; if unsaid, as its file says.")] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Of each topic; by default as its file says.")] = None,
 ) -> None:
     """Print every topic, the dead-letter queues included, as Strimzi KafkaTopic resources in YAML."""
     from clawstream.stream.topics import all_topics, resources_of
@@ -84,9 +84,9 @@ def users(
 
 @topics.command()
 def passwords(
-    folder: Annotated[Path, typer.Argument(help="For KAFKA_SECRETS of deploy/compose.yaml; it is made.")],
+    folder: Annotated[Path, typer.Argument(help="KAFKA_SECRETS of deploy/compose.yaml; made if missing.")],
 ) -> None:
-    """Write a password for each stage's Kafka user into files of variables; refuse where some are."""
+    """Write a password for each stage's Kafka user into files of variables; refuse where such files exist."""
     from clawstream.local.servers.accounts import write_private
     from clawstream.local.servers.kafka import new_password
     from clawstream.stream.kafka.access import OPERATOR, USERS, environments
@@ -101,7 +101,7 @@ def passwords(
         )
     for name, text in made.items():
         write_private(folder / name, text)
-    Console(stderr=True).print(f"{len(made)} files are in {folder}; who can read them is let in by the broker")
+    Console(stderr=True).print(f"{len(made)} files are in {folder}; the broker lets in whoever can read them")
 
 
 @topics.command()
@@ -136,9 +136,7 @@ def upgrade(context: typer.Context) -> None:
 @db.command()
 def url(
     context: typer.Context,
-    read_only: Annotated[
-        bool, typer.Option("--read-only", help="Of the account that can do nothing but read.")
-    ] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="For the account that can only read.")] = False,
 ) -> None:
     """Print where the database is, password and all, as psql and other tools take it."""
     from clawstream.projections import database as tables

@@ -154,7 +154,7 @@ async def tell_versions(console: Console, settings: Settings) -> None:
 async def _test_vote(settings: Settings) -> str | None:
     """Ask the judge for a test vote; return why it gives none, also noted for `clawstream status`.
 
-    None: the judge votes, or none is set. A silent judge holds up nothing: each turn is put to it for ten minutes.
+    None: the judge votes, or none is set. A silent judge stops nothing: it is asked about each turn for ten minutes.
     """
     from clawstream.inference.judge_client import judge_name, problem_with
     from clawstream.local.running import JudgeNotes
@@ -251,18 +251,16 @@ def launch(
     context: typer.Context,
     hf_ckpt: Annotated[Path, typer.Option(envvar="HF_CKPT", metavar="FOLDER", help="The policy's model folder.")],
     num_gpus: Annotated[int, typer.Option(envvar="NUM_GPUS", min=1, help="GPUs of this machine.")] = 8,
-    actor_gpus: Annotated[
-        int | None, typer.Option(envvar="ACTOR_GPUS", min=1, help="To train; if unsaid, half.")
-    ] = None,
+    actor_gpus: Annotated[int | None, typer.Option(envvar="ACTOR_GPUS", min=1, help="To train; else half.")] = None,
     rollout_gpus: Annotated[int | None, typer.Option(envvar="ROLLOUT_GPUS", min=1, help="To serve; a quarter.")] = None,
     prm_gpus: Annotated[
         int | None,
-        typer.Option(envvar="PRM_GPUS", min=0, help="To judge; what is left, at most a quarter. 0: judge.url"),
+        typer.Option(envvar="PRM_GPUS", min=0, help="To judge; else what is left, at most a quarter. 0: judge.url"),
     ] = None,
     tp: Annotated[int, typer.Option(envvar="TP", min=1, help="GPUs of one engine.")] = 1,
     prm_tp: Annotated[int, typer.Option(envvar="PRM_TP", min=1, help="GPUs of one judge.")] = 1,
     prm_model_path: Annotated[
-        Path | None, typer.Option(envvar="PRM_MODEL_PATH", metavar="FOLDER", help="The judge's; if unsaid, HF_CKPT.")
+        Path | None, typer.Option(envvar="PRM_MODEL_PATH", metavar="FOLDER", help="The judge's; else HF_CKPT.")
     ] = None,
     save_ckpt: Annotated[
         Path | None, typer.Option(envvar="SAVE_CKPT", metavar="FOLDER", help="Where versions are kept.")
@@ -270,7 +268,7 @@ def launch(
     sglang_api_key: Annotated[
         str | None, typer.Option(envvar="SGLANG_API_KEY", metavar="KEY", help="What clients have to show.")
     ] = None,
-    port: Annotated[int | None, typer.Option(envvar="PORT", help="The gateway's; if unsaid, gateway.port.")] = None,
+    port: Annotated[int | None, typer.Option(envvar="PORT", help="The gateway's; else gateway.port.")] = None,
     sglang: Annotated[str, typer.Option(metavar="COMMAND", help="What starts an SGLang server.")] = SGLANG,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print it all as JSON and start nothing.")] = False,
 ) -> None:
@@ -324,7 +322,7 @@ def _run(settings: Settings, wanted: Launch, console: Console, config: Path | No
         async with _running(settings, servers(wanted, settings.engine.port), console) as supervisor:
             await serve_until_stopped(settings, wanted.model_path, console, stop, config=config, beside=supervisor)
 
-    # For the trainer, our only part that uses a GPU; SGLang's servers are given their GPUs separately.
+    # For the trainer, the only part of ours that uses a GPU; SGLang's servers are given theirs separately.
     os.environ["CUDA_VISIBLE_DEVICES"] = _numbers(wanted.assignment.actor)
     run_until_stopped(main)
 

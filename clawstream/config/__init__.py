@@ -1,8 +1,7 @@
 """Settings: one TOML file, read once by the command line; CLAWSTREAM_* variables override it.
 
-Nothing else reads the environment. An unknown key is an error. Every stage gets its own section and nothing else.
-`CLAWSTREAM_GATEWAY__PORT=8080` overrides `port` under `[gateway]`; CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are
-short for the addresses of the two servers.
+Nothing else reads those variables. An unknown key is an error. `CLAWSTREAM_GATEWAY__PORT=8080` overrides `port` under
+`[gateway]`; CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are short for the addresses of the two servers.
 """
 
 import json
@@ -39,7 +38,7 @@ PREFIX = "CLAWSTREAM_"
 
 
 class _Environment(EnvSettingsSource):
-    """The CLAWSTREAM_* variables, with the two servers' addresses by their short names."""
+    """The CLAWSTREAM_* variables, where CLAWSTREAM_KAFKA and CLAWSTREAM_POSTGRES are the servers' addresses."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         short = {"kafka": "bootstrap", "postgres": "url"}.get(field_name)
@@ -62,11 +61,11 @@ class Settings(BaseSettings):
     environment: bool = Field(True, description="whether CLAWSTREAM_* variables override what stands here")
     data_dir: Path = Field(
         default_factory=lambda: Path(platformdirs.user_data_dir("clawstream")),
-        description="where the log, the rows, keys and versions of this machine lie",
+        description="folder of this machine's log, database, keys and versions",
     )
     cache_dir: Path = Field(
         default_factory=lambda: Path(platformdirs.user_cache_dir("clawstream")),
-        description="where what can be fetched or made again lies",
+        description="folder of files that can be fetched or made again",
     )
     kafka: KafkaSettings = KafkaSettings()
     postgres: PostgresSettings = PostgresSettings()
@@ -90,8 +89,8 @@ class Settings(BaseSettings):
             why = f"hints have no weight under training.method = {method!r} with w_opd = {self.training.w_opd:g}"
         else:
             why = (
-                f"training.method = {method!r} weighs them, whatever its w_topk, by the log-probs of tokens that were "
-                "not drawn by those"
+                f"training.method = {method!r} weighs hints, whatever w_topk is, by log-probs of tokens, and these "
+                "tokens were not drawn by those"
             )
         raise ValueError(
             f"samples.off_distribution = 'hint_only' lets hints count where rewards don't, and {why}: say 'refuse' or "
@@ -117,8 +116,8 @@ class Settings(BaseSettings):
         if (self.teacher.url is not None) != self.training.by_engine:
             found = "not set" if self.teacher.url is None else "set"
             raise ValueError(
-                f"teacher.url is {found} and training.teacher is {self.training.teacher!r}: an engine is asked for a "
-                "teacher's scores where it is 'engine' and teacher.url says where. Set both, or neither"
+                f"teacher.url is {found} and training.teacher is {self.training.teacher!r}: 'engine' needs the "
+                "address in teacher.url, and no other teacher has one. Set both, or neither"
             )
         return self
 
@@ -149,7 +148,7 @@ def load(path: Path | None) -> Settings:
 
 
 def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:
-    """Return where the value was set: by a variable, which overrides the file, or in the file."""
+    """Return what set the value: a variable, which overrides the file, or the file."""
     names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)] if location else []
     if values.get("environment") is not False:
         for name in os.environ:
@@ -171,7 +170,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown_variables() -> None:
-    """Raise ConfigError for CLAWSTREAM_* variables that override nothing: they are typing errors."""
+    """Raise ConfigError for CLAWSTREAM_* variables that name no setting: they are misspelt."""
     fields = Settings.model_fields
     known = {f"{PREFIX}{name}".upper() for name in fields}
     for name, field in fields.items():
@@ -193,7 +192,7 @@ def _problem(item: dict[str, object]) -> str:
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
     found = item.get("input")
     hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
-    where = f"{key}: " if key else ""  # no key: the error is about several
+    where = f"{key}: " if key else ""  # no key: the error is about several keys
     return f"{where}{item.get('msg')}" + ("" if hidden else f" (found {found!r})")
 
 
@@ -203,7 +202,7 @@ def dump(settings: Settings) -> str:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return the environment for a child whose settings stand in a file."""
+    """Return the environment for a child process that reads its settings from a file: no CLAWSTREAM_* variable."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 
@@ -223,6 +222,6 @@ def quiet_transformers() -> None:
 
 
 def stay_on_this_machine() -> None:
-    """Let torch's processes find each other on the loopback alone, whatever the host's name resolves to."""
+    """Let torch's processes find each other on the loopback interface alone, whatever the host's name resolves to."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo0" if sys.platform == "darwin" else "lo")

@@ -1,4 +1,4 @@
-"""The sections of the settings, but for training's: what each key is, and which combinations are refused."""
+"""The sections of the settings, but those of training.py: what each key is, and which combinations are refused."""
 
 import re
 from pathlib import Path
@@ -36,18 +36,18 @@ class KafkaSettings(Section):
     instance: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="names this process among those of its stage; after a restart it has its partitions back at once",
+        description="names this process among those of its stage; once restarted it gets its partitions back at once",
     )
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        "PLAINTEXT", description="how the broker is reached; a broker of our own says so itself"
+        "PLAINTEXT", description="how the broker is reached; set by itself for a broker of our own"
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(
         None, description="how the account proves itself, with the SASL protocols"
     )
     sasl_username: str | None = Field(None, description="the account at the broker, with the SASL protocols")
-    sasl_password: SecretStr | None = Field(None, description="of that account")
+    sasl_password: SecretStr | None = Field(None, description="of the account sasl_username")
     ca_file: Path | None = Field(
-        None, description="PEM of who signed the broker's certificate; none: the system's authorities"
+        None, description="PEM file of the authority that signed the broker's certificate; none: the system's"
     )
 
     @property
@@ -73,7 +73,7 @@ class EngineSettings(Section):
     """The inference engine, and the policy that it serves."""
 
     urls: tuple[str, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
-    api_key: SecretStr | None = Field(None, description="what the engines were started with as --api-key, if anything")
+    api_key: SecretStr | None = Field(None, description="the --api-key that the engines were started with, if any")
     model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
     port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
 
@@ -103,7 +103,7 @@ class PolicySettings(Section):
     served_model: str = Field("policy", description="the model name that clients ask for")
     renderer: str = Field("auto", description="the chat template's family, as the renderers package names it")
     enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
-    trust_tokenizer_code: bool = Field(False, description="run the model folder's Python tokenizer, as Kimi K2 has one")
+    trust_tokenizer_code: bool = Field(False, description="run Python code of the model folder's tokenizer (Kimi K2)")
 
     @property
     def is_named(self) -> bool:
@@ -114,21 +114,21 @@ class PolicySettings(Section):
 class GatewaySettings(Section):
     """The HTTP gateway that clients talk to."""
 
-    host: str = Field("127.0.0.1", description="the address that it listens on; any but this machine's own wants a key")
+    host: str = Field("127.0.0.1", description="the address that it listens on; any but a loopback address needs a key")
     port: int = Field(30000, ge=0, le=65535, description="that it listens on; 0: any free one")
-    api_key: SecretStr | None = Field(None, description="a key named default; without any only this machine is served")
+    api_key: SecretStr | None = Field(None, description="a key named default; without keys only this machine is served")
     keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
     max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in flight; none: no limit")
     requests_per_minute_per_key: int | None = Field(None, ge=1, description="none: no limit")
     share_prefix_cache: bool = Field(
-        False, description="between keys: less to prefill, and a key can find out what others asked"
+        False, description="also between keys: less to prefill, but a key can find out what others asked"
     )
     max_in_flight: int = Field(1024, ge=1, description="requests at once; one more is a 503 with Retry-After")
     default_max_tokens: int | None = Field(
-        None, ge=1, description="where the client names no limit; unset: what the context leaves"
+        None, ge=1, description="where the client names no limit; none: what the context leaves"
     )
     default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
-    spool_bytes: int = Field(2**30, ge=2**16, description="may wait on disk for Kafka; beyond them requests are a 503")
+    spool_bytes: int = Field(2**30, ge=2**16, description="may wait on disk for Kafka; above it requests are a 503")
 
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "GatewaySettings":
@@ -149,11 +149,11 @@ class JudgeSettings(Section):
     """The judges: any OpenAI-compatible endpoint."""
 
     url: str | None = Field(None, description="base URL ending in /v1; none: nothing is judged")
-    model: str = Field("judge", description="the name by which the endpoint knows it, on the log too")
+    model: str = Field("judge", description="the endpoint's name for the model; the log has it too")
     api_key: SecretStr | None = Field(None, description="of the endpoint, if it asks for one")
     votes: int = Field(3, ge=1, le=15, description="per question and turn")
     hint_quorum: int | None = Field(
-        None, ge=1, description="votes that must offer a hint, or there is none; 1: any; none: a majority of votes"
+        None, ge=1, description="how many votes must offer a hint for one to count; none: a majority of votes"
     )
     max_tokens: int = Field(1024, ge=16, description="of a vote, its reasoning included")
 
@@ -174,10 +174,10 @@ class JudgeSettings(Section):
 
 
 class TeacherSettings(Section):
-    """An engine as the teacher, in place of the trainer; it speaks SGLang's dialect and has the policy's tokenizer."""
+    """An engine that teaches in the trainer's place; it speaks SGLang's dialect and has the policy's tokenizer."""
 
-    url: str | None = Field(None, description='of the engine that training.teacher = "engine" has weigh hints')
-    model: str = Field("teacher", description="names it on the log, with its address")
+    url: str | None = Field(None, description='of the engine that weighs hints where training.teacher = "engine"')
+    model: str = Field("teacher", description="the teacher's name on the log, beside its address")
     api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")
 
     @model_validator(mode="after")
@@ -192,12 +192,12 @@ class WeightsSettings(Section):
     offer: str | None = Field(
         None,
         pattern=r"^\S+:\d{1,5}$",
-        description="HOST:PORT at which the trainer offers its versions' files, any host but this machine's own with "
-        "weights.api_key; none: engines see its disk",
+        description="HOST:PORT at which the trainer offers its versions' files; a host beyond this machine needs "
+        "weights.api_key; none: engines read the trainer's disk",
     )
     url: str | None = Field(
         None,
-        description="of the trainer that offers them, and `up` starts none; none: versions lie where they were written",
+        description="of a trainer elsewhere, which offers them; `up` starts none then; none: engines read its disk",
     )
     api_key: SecretStr | None = Field(None, description="of the offer, the same on both machines")
 

@@ -11,11 +11,11 @@ from clawstream.config.sections import Section
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
     "topk": (
         ("loss", "w_binary"),
-        "how advantages act, and method = 'topk' has none: it brings whole distributions together",
+        "how advantages act, and method = 'topk' has none: it compares whole distributions",
     ),
     "stepwise": (
         ("w_opd", "teacher"),
-        "how hints act, and method = 'stepwise' holds a group's attempts against each other",
+        "how hints act, and method = 'stepwise' compares the attempts of a group",
     ),
     "binary": (("w_opd", "teacher"), "how hints act, and method = 'binary' learns from rewards alone"),
     "opd": (("w_binary",), "how rewards act, and method = 'opd' learns from hints alone"),
@@ -28,20 +28,20 @@ class SamplesSettings(Section):
     off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
         "refuse",
         description="answers sampled with temperature 0, top_p, top_k, penalties or a grammar, so not by the policy's "
-        "own probabilities: no sample, one without its reward (with method = topk alone: others weigh hints by "
-        "log-probs too), or the gateway samples main turns from the whole distribution whatever the client asks, and "
-        "refuses grammars",
+        "own probabilities: refuse gives no sample; hint_only gives one without its reward (only with method = topk, as "
+        "others weigh hints by log-probs); with gateway_override there are none, as the gateway samples main turns "
+        "from the whole distribution whatever the client asks, and refuses grammars",
     )
     interrupted: bool = Field(
         False,
-        description="train on answers that people stopped, as far as they had got them; they are judged in any case",
+        description="train on the part of an answer that was sent before a person stopped it; it is judged in any case",
     )
 
 
 class RewardsSettings(Section):
     """How much each source counts in a sample's reward: the weighted sum of those that said something, -1 to 1."""
 
-    judge: float = Field(1.0, ge=0, description="0: it is recorded alone, as with all four")
+    judge: float = Field(1.0, ge=0, description="of judges' verdicts; 0, here and below: recorded only")
     person: float = Field(1.0, ge=0, description="of thumbs and scores that people give")
     environment: float = Field(1.0, ge=0, description="of outcomes that environments report")
     heuristic: float = Field(1.0, ge=0, description="of heuristic_function's scores")
@@ -59,22 +59,22 @@ class RewardsSettings(Section):
 class TrainingSettings(Section):
     """Micro-batches and losses: docs/training.md."""
 
-    batch_samples: int = Field(16, ge=1, description="a step is taken on so many, or on fewer after max_wait_s")
-    max_wait_s: float = Field(3600.0, gt=0, description="since the oldest waiting sample; then a smaller batch fires")
+    batch_samples: int = Field(16, ge=1, description="samples of a step; after max_wait_s it is taken on fewer")
+    max_wait_s: float = Field(3600.0, gt=0, description="after the oldest waiting sample; then a step takes fewer")
     group_wait_s: float = Field(
         1800.0,
         gt=600,  # judges say nothing new of an attempt after that
         le=7 * 86_400,  # an attempt is forgotten after that
-        description="after a group's first attempt ended, for the others to end and for outcomes",
+        description="how long a group waits, after its first attempt ended, for the others to end and for outcomes",
     )
-    max_versions_behind: int | None = Field(None, ge=0, description="older samples are dropped; none: never")
+    max_versions_behind: int | None = Field(None, ge=0, description="samples further behind are dropped; none: none is")
     late: Literal["record", "refresh"] = Field(
         "record",
-        description="what becomes of a sample whose turn was trained on before it came: it is recorded alone; or, with "
-        "a hint, the policy answers its prompt again, unseen, and that answer is trained on",
+        description="what becomes of a sample that comes after its turn was trained on: record keeps it on the log; "
+        "with refresh, where it has a hint, the policy answers its prompt again, unseen, and that answer is trained on",
     )
     answers_per_hint: int = Field(
-        1, ge=1, le=64, description="the turn's own among them; the policy gives the others unseen"
+        1, ge=1, le=64, description="the turn's own included; the policy gives the others unseen"
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(
@@ -89,19 +89,17 @@ class TrainingSettings(Section):
     w_topk: float | None = Field(
         None,
         ge=0,
-        description="combined: of the divergence from the teacher's 50 likeliest tokens, always forward; none: 1, or "
+        description="combined: weight of the forward divergence from the teacher's 50 likeliest tokens; none: 1, or "
         "0 where there is no such divergence",
     )
-    kl: float = Field(
-        0.02, ge=0, description="weight of the divergence from the base that holds the policy back; 0: none"
-    )
+    kl: float = Field(0.02, ge=0, description="weight of the leash, the policy's divergence from the base; 0: none")
     epochs: int = Field(1, ge=1, description="passes over each batch")
     teacher: Literal["reference", "ema", "current", "engine"] = Field(
         "reference",
         description="who weighs hints: the base, a moving average of the policy, the policy itself, or teacher.url",
     )
     learning_rate: float = Field(1e-5, ge=0, description="0: every version is the base, a control")
-    gate: bool = Field(True, description="a step that does harm is not published; its samples are used up by it")
+    gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
     trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
@@ -109,7 +107,7 @@ class TrainingSettings(Section):
         1, ge=1, description="megatron: processes that share each matrix, and the tokens in between"
     )
     pipeline_parallel: int = Field(1, ge=1, description="megatron: processes that have the layers one after the other")
-    micro_batch_tokens: int = Field(16_384, ge=64, description="in one pass; what answers begin with alike counts once")
+    micro_batch_tokens: int = Field(16_384, ge=64, description="in a pass; a beginning that answers share counts once")
     gradient_checkpointing: bool = Field(False, description="less memory, more time: layers are computed twice")
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
@@ -135,13 +133,13 @@ class TrainingSettings(Section):
     def _hints_can_act(self) -> "TrainingSettings":
         if self.w_topk and not self._can_diverge:
             raise ValueError(
-                f"w_topk = {self.w_topk:g} weighs the teacher's whole distribution beside the gaps of its tokens, and "
+                f"w_topk = {self.w_topk:g} adds the teacher's whole distribution to the gaps at sampled tokens, and "
                 f"method = {self.method!r}, teacher = {self.teacher!r}, w_opd = {self.w_opd:g} do not "
                 "have both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
             )
         if self.by_engine and self.method == "topk":
             raise ValueError(
-                "teacher = 'engine' gives the log-probs of the tokens sampled, and method = 'topk' needs those of the "
+                "teacher = 'engine' gives the log-probs of sampled tokens, and method = 'topk' needs those of the "
                 "teacher's likeliest: take 'opd' or 'combined', or another teacher"
             )
         if self.by_engine and self.w_opd == 0:
@@ -205,7 +203,7 @@ class TrainingSettings(Section):
 
     @property
     def _can_diverge(self) -> bool:
-        """Whether the teacher's whole distribution can count beside the gaps of its tokens."""
+        """Whether the teacher's whole distribution can count beside the gaps at the sampled tokens."""
         return self.method == "combined" and not self.by_engine and self.w_opd > 0
 
     @property

@@ -1,4 +1,4 @@
-"""`clawstream demo`: the whole loop with simulated people, and what it did to the policy's score."""
+"""`clawstream demo`: the whole loop with simulated people, and the policy's scores on the way."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ def demo(
 ) -> None:
     """Let simulated students talk to a tiny policy, and watch it learn what they want.
 
-    Takes about three minutes. Everything it wrote stays in a folder of its own, to be queried with `clawstream sql`.
+    It takes about three minutes. All its data stays in a folder of its own, which `clawstream sql` can query.
     """
     settings = Context.of(context).settings()
     log_to_stderr("demo", level=30)

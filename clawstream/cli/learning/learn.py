@@ -33,13 +33,13 @@ _OF_BOTH = ("seeds", "json_file", "real")
 
 
 LearnScenario = Literal["all", "student", "tools"]  # all: three kinds of people; tools: agents with a calculator
-# hard: what people want is rare in it; tools: calls a calculator, and seldom to the end; own: engine.model_path of the
-# settings, with their engines, judge and trainer.
+# hard: it seldom answers as people want; tools: it calls a calculator, and seldom finishes; own: engine.model_path of
+# the settings, with their engines, judge and trainer.
 LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
 
 
 class LearnTeacher(StrEnum):
-    """Whose scores of an answer, by the prompt with the hint, the policy learns from."""
+    """The weights of the teacher, which scores an answer after the prompt with the hint."""
 
     REFERENCE = "reference"  # the base
     EMA = "ema"  # the policy's moving average
@@ -72,17 +72,17 @@ def learn(
             "and outcomes) and outcome (the same with outcomes alone)."
         ),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="A run of each method for each, with commas.")] = "0,1,2,3,4",
+    seeds: Annotated[str, typer.Option(help="With commas; each method is run with each seed.")] = "0,1,2,3,4",
     updates: Annotated[
         int, typer.Option(help="Weight updates of each run; of agents: rounds, of 96 steps each.", min=1)
     ] = 16,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="Of each run's first updates; by default 1.5e-3 for adapters, else 3e-4.", min=0),
+        typer.Option(help="At the beginning of each run; by default 1.5e-3 for adapters, else 3e-4.", min=0),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over each batch.", min=1)] = 3,
     answers_per_hint: Annotated[
-        int, typer.Option(help="That a hint scores, the turn's own among them; binary has none.", min=1, max=64)
+        int, typer.Option(help="Answers that a hint scores, the turn's own included.", min=1, max=64)
     ] = 1,
     w_topk: Annotated[
         float, typer.Option(help="Weight of the teacher's whole distribution in `combined`; 0: none.", min=0)
@@ -90,10 +90,10 @@ def learn(
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
     hurry: Annotated[
         bool,
-        typer.Option("--hurry", help="People ask on while weights are trained: samples are older than the policy."),
+        typer.Option("--hurry", help="People ask on while weights are trained, so samples are older than the policy."),
     ] = False,
     teachers: Annotated[
-        str, typer.Option(help="Whose scores hints give: reference, ema, current; a run of each, with commas.")
+        str, typer.Option(help="Teachers of hints: reference, ema, current, with commas; each is run.")
     ] = "reference",
     flip_after: Annotated[
         int | None,
@@ -101,12 +101,12 @@ def learn(
     ] = None,
     score_at: Annotated[
         str | None,
-        typer.Option(help="After which updates; by default 0, half way and the last, of 32 or more every 8th."),
+        typer.Option(help="After which updates; by default 0, half way and the last; with 32 or more, every 8th."),
     ] = None,
     controls: Annotated[
         str,
         typer.Option(
-            help="Runs in which people are not listened to (coin: but for hints): shuffled, coin, frozen, with commas."
+            help="Control runs, in which people are not heard (coin: only hints): shuffled, coin, frozen, with commas."
         ),
     ] = "",
     problems: Annotated[
@@ -115,10 +115,10 @@ def learn(
     ] = None,
     at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write a row a run here.", metavar="FILE")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write a row per run here.", metavar="FILE")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the curves here; by default into the folder.")] = None,
     real: Annotated[
-        bool, typer.Option("--real", help="Your own past requests, asked again before and after, side by side, blind.")
+        bool, typer.Option("--real", help="Compare two versions on your own past requests, blind.")
     ] = False,
     before: Annotated[int | None, typer.Option(help="With --real: the older version; by default the base.")] = None,
     after: Annotated[int | None, typer.Option(help="With --real: the newer one; by default the newest.")] = None,
@@ -126,9 +126,9 @@ def learn(
 ) -> None:
     """Run each method with each seed on the whole pipeline, and say how much of what people want it learned.
 
-    A run takes two to four minutes on two cores, of opd up to half an hour. What was run already, in the same folder,
-    is not run again, so a grid that was interrupted goes on where it stopped. The exit code is 2 where a run failed;
-    the others are reported.
+    A run takes two to four minutes on two cores, and with opd up to half an hour. Runs that are complete in the same
+    folder are kept, so a grid that was interrupted goes on where it stopped. Where a run failed, the others are
+    reported, and the exit code is 2.
     """
     settings = Context.of(context).settings()
     log_to_stderr("learn", level=30)
@@ -239,7 +239,7 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
 
 
 def _built(settings: "Settings", base: str) -> tuple[Path, str]:
-    """Return the policy's folder, and what tells it from all others."""
+    """Return the policy's folder, and a name that no other policy has."""
     from clawstream.simulation.policy.base import base_policy
     from clawstream.simulation.runs.scenarios import digest
 
@@ -277,8 +277,8 @@ def _refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool,
         )
     if controls:
         raise ConfigError(
-            f"--flip-after {after}: --controls {controls} is held against its method at the last update, by when the "
-            "method need not have learned anew. Nothing was run. Run controls without a flip"
+            f"--flip-after {after}: --controls {controls} is held against its method at the last update, when the "
+            "method may not have learned anew yet. Nothing was run. Run controls without a flip"
         )
 
 
@@ -305,7 +305,7 @@ def _refuse_unfit(
     problems: Path | None,
     hurry: bool,
 ) -> None:
-    """Refuse what the people of the scenario can't do."""
+    """Refuse options that the people of the scenario have no use for."""
     from clawstream.simulation.runs.scenarios import CASTS
 
     cast = CASTS[scenario]
@@ -352,7 +352,7 @@ def _is_said(context: typer.Context, name: str) -> bool:
 
 
 def _listed(text: str, kind: Callable[[str], T], option: str) -> list[T]:
-    """Return what an option names with commas between."""
+    """Return the values of an option, which are separated by commas."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise ConfigError(f"{option} names nothing: give at least one, with commas between. Nothing was run")

@@ -59,7 +59,7 @@ def waiting(console: Console) -> "Iterator[Callable[[str], None]]":
 
 
 def columns(unit: str) -> list[ProgressColumn]:
-    """Return the columns of a run's line; where it is too short, phase and counts at its end are cut."""
+    """Return the columns of a run's line; where the terminal is too narrow, the phase and counts at its end are cut."""
     return [
         TextColumn("[bold]{task.description}"),
         TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),

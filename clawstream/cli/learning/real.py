@@ -1,4 +1,4 @@
-"""`clawstream learn --real`: the person's own past requests, answered before and after, side by side and blind."""
+"""`clawstream learn --real`: two versions answer a person's past requests; the person compares the answers blind."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ UNRELATED = Path(__file__).parents[2] / "replay" / "unrelated.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealComparison:
-    """What both versions said, and what came between them."""
+    """What both versions said, and what the newer one learned that the older one did not."""
 
     before: int
     after: int
@@ -54,8 +54,8 @@ def compare(
     if settings.engine.urls:
         raise OperatorError(
             f"--real asks each version in an engine of its own on this machine's CPU, and engine.urls names "
-            f"{', '.join(settings.engine.urls)}, where the policy is served: it is none to be asked here. Nothing was "
-            "asked. Where this machine can hold it twice, compare with settings that have no engine.urls"
+            f"{', '.join(settings.engine.urls)}, where the policy is served. Nothing was asked. "
+            "Where this machine can hold the policy twice, compare with settings that have no engine.urls"
         )
     hide_torch()
     console = Console(stderr=True)
@@ -154,7 +154,7 @@ def _asked(pair: "Pair", number: int, count: int, console: Console) -> str:
 
 
 def _short(text: str) -> str:
-    """Return what can be shown of a text: nothing that steers a terminal, and of a long one its beginning and end."""
+    """Return a text as it is shown: without terminal codes, and of a long one the beginning and the end."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
     half = SHOWN_CHARACTERS // 2
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:half]}\n...\n{shown[-half:]}"
@@ -172,13 +172,13 @@ def _tables(found: RealComparison, counts: "PreferenceCounts") -> Table:
         low, high = wilson(counts.after, counts.decided)
         table.caption = (
             f"{counts.after / counts.decided:.0%} of your choices are for version {found.after} "
-            f"(95 % interval {low:.0%} - {high:.0%}; by chance alone, as clear a choice has p = {counts.chance:.2g})"
+            f"(95 % interval {low:.0%} - {high:.0%}; by chance alone, a choice this clear has p = {counts.chance:.2g})"
         )
     return table
 
 
 def _lessons(lessons: Sequence["LearnedTurn"]) -> list[Table]:
-    """Corrections before praise, what was said most before the rest."""
+    """Return a table of the lessons: corrections before praise, and the most frequent first."""
     said = Counter((lesson.next_state, lesson.hint) for lesson in lessons)
     first = {(lesson.next_state, lesson.hint): lesson for lesson in reversed(lessons)}
     ordered = sorted(said, key=lambda key: (key[1] is None, (first[key].reward or 0) > 0, -said[key]))

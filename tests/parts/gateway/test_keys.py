@@ -324,7 +324,7 @@ def run(tmp_path: Path) -> Run:
 def test_the_first_key_and_the_last_say_before_whom_they_lock_out_and_how_to_go_back(run: Run) -> None:
     first, second = run("add", "anna"), run("add", "ben")
     last_but_one, last = run("revoke", "ben"), run("revoke", "anna")
-    assert "the first key: from now on who shows none gets a 401" in first.stderr
+    assert "the first key: from now on a request without a key gets a 401" in first.stderr
     assert "clawstream keys open" in first.stderr
     assert "first key" not in second.stderr
     assert "last key" not in last_but_one.stderr

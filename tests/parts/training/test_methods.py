@@ -148,5 +148,5 @@ def test_settings_from_which_nothing_would_be_learned_or_that_would_do_nothing_a
 
 @pytest.mark.parametrize("changes", [{"method": "opd"}, {"w_opd": 0.0}, {"teacher": "engine"}], ids=str)
 def test_a_whole_distribution_is_refused_where_there_is_none_beside_gaps(changes: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=r"w_topk = 0\.5 weighs"):
+    with pytest.raises(ValidationError, match=r"w_topk = 0\.5 adds"):
         with_settings(w_topk=0.5, **changes)
