@@ -28,7 +28,7 @@ class SamplesSettings(Section):
     off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
         "refuse",
         description="answers sampled with temperature 0, top_p, top_k, penalties or a grammar, so not by the policy's "
-        "own probabilities: refuse gives no sample; hint_only gives one without its reward (only with method = topk, as "
+        "own probabilities: refuse gives no sample; hint_only: one without its reward (only with method = topk, as "
         "others weigh hints by log-probs); with gateway_override there are none, as the gateway samples main turns "
         "from the whole distribution whatever the client asks, and refuses grammars",
     )

@@ -61,7 +61,7 @@ def _way_out(machine: int) -> str:
 def assign(counts: GpuCounts, *, rollout_tp: int, judge_tp: int) -> Assignment:
     """Return which GPUs each role has: engines of `rollout_tp` each, one judge server of replicas of `judge_tp` each.
 
-    Raises ConfigError where one does not divide its count.
+    Raises ConfigError where such a size does not divide the role's number of GPUs.
     """
     _check(counts.rollout, rollout_tp, "ROLLOUT_GPUS", "TP")
     _check(counts.judge, judge_tp, "PRM_GPUS", "PRM_TP")

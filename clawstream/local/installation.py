@@ -83,11 +83,11 @@ async def installation(
     """
     with contextlib.ExitStack() as servers:
         servers.enter_context(alone_on(settings.data_dir))
-        filled = _with_ports(settings, model_path, servers)  # first: a port that is taken is known at once
+        filled = _with_ports(settings, model_path, servers)  # first, so that a taken port is reported at once
         config = settings_file(filled.data_dir)  # every part reads this file, whatever settings this process was given
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
-            _own_servers(servers, say) as start,  # they are restarted for as long as a part runs
+            _own_servers(servers, say) as start,  # they are kept running until all parts have ended
             Supervisor(filled.data_dir, environment=inherited_environment(), say=say, patience=_PATIENCE) as supervisor,
         ):
             engines = [] if settings.engine.urls else [_part("engine", config, http, f"{filled.engine.urls[0]}/health")]
@@ -128,7 +128,7 @@ async def _meanwhile(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
 
 
 def _ready_page(settings: Settings) -> str:
-    """Return the page that tells whether the gateway serves; the page that says why not needs a key on other hosts."""
+    """Return the page that tells whether the gateway serves; /readyz also says why not, but may need a key."""
     return "/readyz" if settings.gateway.host in LOOPBACK else "/healthz/ready"
 
 

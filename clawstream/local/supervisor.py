@@ -1,7 +1,7 @@
 """All parts of one installation as child processes, and its own servers: started in order, restarted, stopped together.
 
 A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone. A part that stopped
-because a person has to look first stays down, and the others go on.
+until a person has looked stays down, and the others go on.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Patience:
     steady_after_s: float = 30.0  # a part that ran this long starts its next restart without a wait
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
-    start_tries: int = 3  # a part that dies this often before it was ever ready or steady ends the whole
+    start_tries: int = 3  # a part that dies this often before it was ever ready or steady ends the installation
 
     def restart_wait_s(self, quick_deaths: int) -> float:
         """Return how long to wait before restarting a part that died soon after its last `quick_deaths` starts."""

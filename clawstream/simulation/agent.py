@@ -2,8 +2,8 @@
 
 The attempts at one task are a group, and each attempt is a session. The environment's outcome is sent about the
 attempt's last answer, then the end of the session. A failed request ends an attempt, which then has no outcome. Run as
-`python -m clawstream.simulation.agent --base-url URL/v1 --problems tasks.jsonl`; it is steered, and reports, as
-student.py is.
+`python -m clawstream.simulation.agent --base-url URL/v1 --problems tasks.jsonl`; commands and reports are those of
+student.py.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class AgentClient:
 
 
 def attempts(asked: Sequence[ChainTask], *, run_name: str, size: int) -> Iterator[Attempt]:
-    """Yield `size` attempts at each task, as a group of its own each time a task's turn comes."""
+    """Yield `size` attempts at one task after the other, without end; each time they are a new group."""
     for number in itertools.count():
         group = f"{run_name}-{number:05d}"
         yield from itertools.repeat(Attempt(task=asked[number % len(asked)], group=group, size=size), size)

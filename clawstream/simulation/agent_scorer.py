@@ -1,6 +1,6 @@
 """Scores the simulated policy as an agent: held-out tasks, each tried once to its end, as side turns.
 
-The one rule: a score needs an answer to every request of its attempts; if one request fails, there is no score and the
+A score needs an answer to every request of its attempts: if one request fails, there is no score and the
 exit code is 1. Run as `python -m clawstream.simulation.agent_scorer --base-url URL/v1 --problems scored.jsonl`.
 """
 

@@ -1,6 +1,6 @@
 """One attempt at a chain with a calculator: the policy is asked and its calls are made, until it says a number.
 
-The one rule: only the environment says whether the number is right, and only once the attempt is over.
+Only the environment says whether the number is right, and only once the attempt is over.
 """
 
 import json

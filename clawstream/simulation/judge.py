@@ -26,7 +26,7 @@ from clawstream.simulation.learn.controls import Control, Replies, controlled
 from clawstream.simulation.opinions import HABITS, SimulatedJudge, StepJudge
 
 MODEL = "simulated-judge"
-STEPS = "tools"  # the scenario whose steps are judged, not its people read
+STEPS = "tools"  # the scenario in which agents' steps are judged, not what people say
 
 
 class UnusableRequest(ValueError):

@@ -1,6 +1,6 @@
-"""How the scorer of the simulation marks an answer, and what a share of marks is worth: pure.
+"""Marks the answers that the simulation's scorer gets, and computes their share with its interval. Pure.
 
-The one rule: an answer counts if its result is right and it has every part of the style that this person wants:
+An answer counts if its result is right and it has every part of the style that this person wants:
 student   no markup and no labels, every step kept, the result last
 teacher   two headings or more, the question's numbers named, a friendly word, every step kept, the result last
 ta        the verdict before any number (of a sum: whether it carries), then every step, the result last; no markup

@@ -75,8 +75,8 @@ class Reaction(StrEnum):
 class Habits:
     """What a judge suggests where no wish is named."""
 
-    corrections: Sequence[str]  # to who wants the number corrected
-    inventions: Sequence[str]  # by a vote that is wrong in that there is nothing to suggest
+    corrections: Sequence[str]  # for a person who wants the number corrected
+    inventions: Sequence[str]  # for a wrong vote, where there is nothing to suggest
 
 
 HABITS: Mapping[str, Habits] = MappingProxyType(

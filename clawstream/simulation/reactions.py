@@ -1,8 +1,8 @@
-"""How simulated people ask, read an answer and react to it: pure.
+"""How simulated people ask, read an answer and react to it. Pure.
 
-The one rule: an answer is read as a person reads it, by its look and its result. Each person wants a style of their
-own, names it or says only that the answer's was not it, and gives themselves away by no other sign. When preferences
-flip, each wants another person's style from then on, and complains as that person did.
+An answer is read as a person reads it, by its look and its result. Each person wants a style of their own. A complaint
+about the style names the wanted one, or says only that this one was wrong. When preferences flip, each wants another
+person's style from then on, and complains as that person did.
 """
 
 import json
@@ -161,7 +161,7 @@ def ask(task: PersonTask, rng: random.Random) -> str:
 
 
 def impression(task: PersonTask, answer: str) -> Impression:
-    """Return how `answer` strikes the asker; its look counts before its number, as it does to the eye."""
+    """Return how `answer` strikes the asker; its look counts before its number."""
     if not _LOOKS_RIGHT[task.wish](task, answer):
         return Impression.OFF_STYLE
     if not _is_right(task, answer):

@@ -1,6 +1,6 @@
 """Scores the simulated policy through the gateway: held-out problems, asked as side turns, marked by code of its own.
 
-The one rule: a score needs every answer; if one request fails, there is no score and the exit code is 1. Run as `python
+A score needs every answer: if one request fails, there is no score and the exit code is 1. Run as `python
 -m clawstream.simulation.scorer --base-url URL/v1 --problems scored.jsonl`; prints one JSON object.
 """
 

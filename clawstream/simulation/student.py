@@ -1,6 +1,6 @@
 """Simulates people who chat with the policy through an OpenAI client: a question, a look at the answer, a reaction.
 
-The one rule: a session is closed by its last request (X-Session-Done), and a failed request ends its session. Run as
+A session is closed by its last request (X-Session-Done), and a failed request ends its session. Run as
 `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one object a
 line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`, and `flip`: in sessions that
 start after it each person wants what their line of the file calls `flipped`. `pause` and `go N` are answered by
@@ -231,7 +231,7 @@ def say(line: dict[str, object]) -> None:
 
 
 async def listen(classroom: StudentPool[T], *, until_closed: bool) -> None:
-    """Pass stdin's lines on; its end means `stop` where there is no other end. A file or /dev/null steers nothing."""
+    """Pass stdin's lines on; with `until_closed` its end means `stop`. A file or /dev/null steers nothing."""
     kind = os.fstat(sys.stdin.fileno()).st_mode
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or sys.stdin.isatty()):
         return

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class _Running:
-    """A request that the worker knows, and its tokens that are sampled and unsent; unsent deltas become one."""
+    """A request in the worker, and its sampled tokens that are not sent yet, merged into one delta."""
 
     def __init__(self, backend: "CpuBackend") -> None:
         self.job: Job  # whose sink this is
@@ -127,13 +127,13 @@ class CpuBackend:
         return await asyncio.to_thread(made)  # thirty tools take half a second
 
     def forget(self, job: Job) -> None:
-        """The request's id may be used again; a later job that does goes on."""
+        """Free the request's id; a later job that has the same id keeps it."""
         if self._jobs.get(job.call.rid) is job:
             del self._jobs[job.call.rid]
             self._job_over.set()
 
     def cancel(self, job: Job) -> None:
-        """The job's row is free before the next step."""
+        """End the job; its row is free before the next step."""
         self.forget(job)
         self._post_abort(job, "The client went away.")
 

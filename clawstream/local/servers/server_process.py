@@ -2,11 +2,11 @@
 
 Each has a session of its own: a Ctrl-C in the terminal reaches the owner alone, which lets its clients finish first and
 ends its children last. A child that may be killed at any time is started by `start_child`. A server that has to stop in
-order is a ServerProcess. A small watcher stands between the two; it holds one end of a pipe whose other end dies with
-us, so it notices a SIGKILL of the owner too.
+order is a ServerProcess. A small watcher stands between owner and server; it holds one end of a pipe whose other end
+closes with the owner, so it notices a SIGKILL of the owner too.
 
-A server's port is here as well, and whether it answers. A port that was only looked up could be taken by any process
-before the server gets there.
+This module also reserves a server's port, and asks whether it answers. A port that was only looked up could be taken
+by another process before the server binds it.
 """
 
 import asyncio

@@ -9,8 +9,8 @@ from clawstream.config import Settings
 from clawstream.local.gpus import Assignment
 
 _JUDGE_PORT = 30001
-# Chunks carry only new tokens; and no step is in flight while weights change, whose token would be sampled by the
-# old weights and labelled with the new version (SGLang 0.5.23).
+# With these, chunks carry only new tokens, and no step is in flight while weights change: its token would be sampled
+# by the old weights and labelled with the new version (SGLang 0.5.23).
 FLAGS = ("--incremental-streaming-output", "--disable-overlap-schedule")
 _HOST = "127.0.0.1"
 

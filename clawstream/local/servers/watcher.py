@@ -1,8 +1,8 @@
 """Run one server and end it when its owner is gone; a script of its own, started by server_process.py.
 
-The owner holds the other end of stdin. On end of file there, another parent or SIGTERM it sends the stop signal, waits
-for the grace time, and kills the server's process group. It imports little, and only from the standard library, so that
-it starts in milliseconds.
+The owner holds the other end of stdin. On end of file there, on SIGTERM, or when it has another parent, the script
+sends the stop signal, waits for the grace time, and kills the server's process group. It imports little, and only from
+the standard library, so that it starts in milliseconds.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Runs in which people are not listened to: what the policy becomes then does not come from what they said. Pure.
+"""Control runs, in which people are not heard: what the policy learns there does not come from them. Pure.
 
-The one rule: a control changes one thing and leaves the rest of the pipeline as it is. `coin` and `shuffled` change the
+A control changes one thing and leaves the rest of the pipeline as it is. `coin` and `shuffled` change the
 judge's answers, `frozen` the learning rate.
 """
 

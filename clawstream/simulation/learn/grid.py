@@ -1,6 +1,6 @@
 """Which runs a comparison consists of, and the name of each. Pure.
 
-The one rule: two cells with the same plan have the same name, and every change of a plan changes the name. A field that
+Two cells with the same plan have the same name, and every change of a plan changes the name. A field that
 was added later defaults to what was done before, and its default is left out of the name, so that kept runs are found
 again.
 """
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def scorings(self) -> tuple[tuple[int, bool], ...]:
-        """Which updates are scored, and whether by what is wanted after the flip; that of the flip is by both."""
+        """The updates to score, and whether by the wishes after the flip; the update of the flip is scored by both."""
         twice = () if self.flip_after is None else ((self.flip_after, True),)
         return tuple(sorted([*((update, self.is_flipped(update)) for update in self.score_at[1:]), *twice]))
 
@@ -82,8 +82,8 @@ class Cell:
 def grid(
     like: Cell, *, methods: Sequence[str], seeds: Sequence[int], controls: Sequence[Control], teachers: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """Return a cell like `like` for each of these, seed by seed, so that a grid that is cut short has all methods with
-    the same seeds. Each is scored at the last update too, and around its flip.
+    """Return a cell like `like` for each combination, seed by seed: a grid that is cut short has all methods with the
+    same seeds. Each cell is scored at the last update too, and around its flip.
     """
     after, updates = like.flip_after, like.updates
     flip = () if after is None else (after, min(after + ANEW_WITHIN, updates))
@@ -94,7 +94,7 @@ def grid(
             seed=seed,
             control=control,
             teacher=teacher,
-            # Where no hint counts none is answered again.
+            # Where hints do not count, no prompt is answered again.
             answers_per_hint=1 if method in UNTAUGHT else like.answers_per_hint,
             w_topk=like.w_topk if method == "combined" else 0.0,
             score_at=tuple(sorted({0, *like.score_at, *flip, updates})),

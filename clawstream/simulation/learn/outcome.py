@@ -1,6 +1,6 @@
 """The outcome of one cell of a grid, as a value and as the object of the report's JSON. Pure.
 
-The one rule: a figure that was not measured is None, and a failed cell has its error and no figure.
+A figure that was not measured is None, and a failed cell has its error and no figure.
 """
 
 import json

@@ -52,7 +52,7 @@ def plot_curves(
 
 
 def curves_figure(curves: Sequence[Curve], reference: Reference, title: str, *, unit: str) -> Any:
-    """Return it as a figure of matplotlib, whose legend stands below the lines; the caller closes it."""
+    """Return the picture of `plot_curves` as a figure of matplotlib; the caller closes it."""
     figure, both = _pyplot().subplots(1, 2, figsize=(12, 4.8), layout="constrained", sharey=True)
     colours = dict(zip(dict.fromkeys(curve.method for curve in curves), cycle(COLOURS), strict=False))
     for axes, label in zip(both, (unit, "answers that were got (mean over seeds)"), strict=True):
@@ -92,13 +92,13 @@ def curves_figure(curves: Sequence[Curve], reference: Reference, title: str, *, 
 
 
 def _ceilings(reference: Reference, start: float, flip: float, end: float) -> list[tuple[float, float, float]]:
-    """Return each ceiling by what is wanted then, and from where to where it is."""
+    """Return each ceiling's score, and where its line begins and ends: a flip brings another ceiling."""
     flipped = [] if reference.flipped is None else [(reference.flipped.ceiling.score, flip, end)]
     return [(reference.ceiling.score, start, flip if flipped else end), *flipped]
 
 
 def _pieces(curve: Curve) -> list[Sequence[Point]]:
-    """Return the points before and after a flip: by what is wanted then the version at it has another score."""
+    """Return the points before and after a flip; the version at the flip is in both, with a score for each."""
     if curve.flip is None:
         return [curve.points]
     after = curve.flip.update

@@ -1,6 +1,6 @@
 """Scores of published checkpoints, each in an engine of its own behind a gateway of its own, apart from any run.
 
-The one rule: a score is of the files on disk. No cache, optimizer or log of the run has a part in it, and its problems
+A score is of the files on disk. No cache, optimizer or log of the run has a part in it, and its problems
 stand in no log that anybody learns from.
 """
 
@@ -95,7 +95,7 @@ class CheckpointScoring:
             yield engine
 
     async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
-        """Have the engine serve the adapter, and say so where the gateway will read it."""
+        """Have the engine serve the adapter, and write that to the log, where the gateway reads it."""
         name = adapter_name(policy_id, version)
         await engine.load_lora_adapter(name, str(await asyncio.to_thread(checkpoint.absolute)))
         loaded = PolicyActivated(

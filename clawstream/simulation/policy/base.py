@@ -1,4 +1,4 @@
-"""The folder of the tiny policy: the one that the package ships, or built by a process that gives torch's memory back.
+"""Makes the folder of the tiny policy: unpacked from the package, or built in a process that frees torch's memory.
 
 `pack` makes these files from a built policy. `unpack` makes a model folder from them, with weights in single precision,
 as a built policy has them. `python -m clawstream.simulation.policy.build --pack FOLDER` builds them again.
@@ -25,7 +25,7 @@ _WEIGHTS, _SEAL = "model.safetensors", "made_by.json"
 
 
 def pack(folder: Path, into: Path, *, recipe: str) -> None:
-    """Let `into` be what the package ships: the policy in `folder`, which the recipe of that digest made."""
+    """Write the policy in `folder` to `into` in the form that the package ships; `recipe` is its recipe's digest."""
     into.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         shutil.copyfile(file, into / file.name)
@@ -59,7 +59,7 @@ def unpack(folder: Path) -> None:
 
 @contextmanager
 def drafted(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder that gets the name `folder` once the block is through; else nothing is left of it.
+    """Yield an empty folder that is renamed to `folder` after the block; where the block fails, it is deleted.
 
     Of two processes that make the same folder at once, the first one's stays.
     """

@@ -1,8 +1,8 @@
 """The lessons of a base policy that calls a calculator: single steps of attempts at chains, many of which go wrong.
 
-The one rule: pure. The same random source gives the same steps, and no chain outside the base group is used. A step
-goes wrong in one of the ways that can be unlearned: it calls with another operation or another number, or it says a
-number that it has before it has the result. The steps before it may have gone wrong the same way.
+Pure: the same random source gives the same steps, and no chain outside the base group is used. A step goes wrong in
+one of the ways that can be unlearned: it calls with another operation or another number, or it says an intermediate
+number as the result. The steps before it may have gone wrong the same way.
 """
 
 import json
@@ -55,7 +55,7 @@ class _AttemptState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """The shares of steps that go right, and of tasks that come with the hint, whose steps all do."""
+    """The share of steps that go right, and of tasks that come with the hint; all steps of those go right."""
 
     words: ClassVar[tuple[str, ...]] = (
         *_FRAME, _OPENING, _CLOSING, "Take ", ", add ", ", times ", ", minus ", "It is ", HINT, *_NUMBERS,

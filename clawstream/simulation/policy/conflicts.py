@@ -1,8 +1,7 @@
 """The lessons of a base policy that three people ask: sums in three styles, each of which one of them wants.
 
-The caller gives the random source; the same source gives the same conversations. Only the wording
-shows who asks. Most first answers are in a style that another person wants, and a hint names the wanted style, whoever
-asks.
+The same random source gives the same conversations. Only the wording shows who asks. Most first answers are in a style
+that another person wants. A hint names a style, and the answer to it has that style, whoever asks.
 """
 
 import random
@@ -70,7 +69,7 @@ def answer(problem: Sum, style: Wish, rng: random.Random) -> str:
 class Conflict:
     """The shares of each kind of conversation; what is left over is first answers without a hint."""
 
-    words: ClassVar[tuple[str, ...]] = ()  # that are tokens, beside characters
+    words: ClassVar[tuple[str, ...]] = ()  # each is one token, beside characters
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of the requests
 
     hinted: float = 0.3
@@ -79,8 +78,8 @@ class Conflict:
     vague: float = 0.08
     correction: float = 0.02
     thanks: float = 0.02
-    own: float = 0.25  # of the answers whose style nobody named: in the style of who asks
-    next_one: float = 0.6  # in that of the one after them; the rest is in that of the third
+    own: float = 0.25  # of the answers whose style nobody named: in the asker's style
+    next_one: float = 0.6  # in the style of the next person; the rest is in the third's
 
     def dialogue(self, problem: Sum, rng: random.Random) -> Dialogue:
         drawn, wish = rng.random(), rng.choice(WANTED)

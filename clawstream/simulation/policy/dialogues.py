@@ -1,9 +1,8 @@
 """The lessons of the policy that simulates a large one: short conversations about sums, in two styles of answering.
 
-The caller gives the random source; the same source gives the same conversations. No sum outside the
-base group is used. People ask and react as in `reactions`, and hints are those of `opinions`, so the policy has met
-their words. PLAIN is the style that the simulated students want; FORMATTED, with headings and bold, is what the base
-prefers.
+The same random source gives the same conversations. No sum outside the base group is used. People ask and react as in
+`reactions`, and hints are those of `opinions`, so the policy has met their words. PLAIN is the style that the simulated
+students want; FORMATTED, with headings and bold, is what the base prefers.
 """
 
 import random
@@ -55,7 +54,7 @@ Kind = Callable[[Sum, random.Random], Dialogue]
 class Mix:
     """The shares of each kind of conversation; what is left over is first answers without a hint."""
 
-    words: ClassVar[tuple[str, ...]] = ()  # that are tokens, beside characters
+    words: ClassVar[tuple[str, ...]] = ()  # each is one token, beside characters
     options: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # of the requests
 
     hinted: float = 0.2
@@ -114,7 +113,7 @@ def with_hint(content: str, hint: str) -> str:
 
 
 def kind_at(drawn: float, kinds: Sequence[tuple[float, Kind]], rest: Kind) -> Kind:
-    """Return the kind of conversation at a number from 0 up to 1, over which the kinds lie by their shares."""
+    """Return the kind on which `drawn` falls, where the kinds divide 0 to 1 by their shares."""
     for share, kind in kinds:
         if drawn < share:
             return kind

@@ -105,7 +105,7 @@ class Recipe:
     mix: Mix | Conflict | Calls = field(default_factory=Mix)
 
     def digest(self) -> str:
-        """Return the name of the policy: of these fields, the dialogues they lead to, and how those become tokens."""
+        """Return the policy's name: a hash of these fields, the dialogues they lead to, and how those become tokens."""
         said = [asdict(d) for d in self.dialogues(_NUM_FINGERPRINTED)]
         words = core(self.mix.words).to_str()
         material = [asdict(self), said, words, CHAT_TEMPLATE]

@@ -1,6 +1,6 @@
 """The people of a scenario and their questions, written where the programs that simulate them read them.
 
-This module is apart from the run, which needs no tokenizer: it imports what base policies are made of.
+This module is apart from run.py because it imports what base policies are made of, which a run does not need.
 """
 
 import random

@@ -23,10 +23,10 @@ from clawstream.stream.stage import Record
 UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
 PAUSE_WITHIN_S = 120.0
 _END_WITHIN_S = 10.0
-MORE_SHARE = 0.2  # of the sessions so far, while a batch is not full: some give no sample that the method learns from
-SESSIONS_A_SAMPLE = 250  # of a batch; where as many make none the run ends
+MORE_SHARE = 0.2  # while a batch is not full: further sessions, as a share of those so far; some give no sample
+SESSIONS_A_SAMPLE = 250  # of a batch: a run ends where so many sessions make no batch
 AT_A_TIME = 4  # batches' worth of sessions
-PLANNED_WITHIN_S = 2.0  # of its last sample, else it is not full
+PLANNED_WITHIN_S = 2.0  # after its last sample; a batch that is not planned by then is not full
 _GROUPED = ("trajectories", "groups")
 
 
@@ -34,7 +34,7 @@ class Watch:
     """The versions so far: planned, trained, published, served; and the stages that make samples."""
 
     def __init__(self, answers_per_hint: int = 1) -> None:
-        # Samples lead to prompts answered again, and these to samples: the end is when all are done twice in a row.
+        # Samples lead to prompts answered again, and these to samples: all is over once no stage has anything to read.
         self.refreshes = answers_per_hint > 1
         self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
         self.planned = self.taken = self.activated = 0

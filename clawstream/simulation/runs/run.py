@@ -73,12 +73,12 @@ class Plan:
     cache_dir: Path
     base: Path
     temperature: float
-    training: Mapping[str, float | str]  # what else the settings say there; a frozen run has no learning_rate
+    training: Mapping[str, float | str]  # further settings of that section; a frozen run's learning_rate is 0
     score_every: int | None = None  # updates, on the way; None: no score is taken
     control: Control | None = None
     patient: bool = False  # people wait for the policy that learned from what they said before
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
-    own: Settings | None = None  # a person's, whose policy, engines, judge and trainer they are; None: simulated ones
+    own: Settings | None = None  # a person's settings, which name policy, engines, judge and trainer; None: simulated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class RunProgress:
     phase: str
     update: int = 0
     score: float | None = None
-    requests: int | None = None  # None, here and above: as it was
+    requests: int | None = None  # None, here and above: unchanged
     tokens_per_s: float | None = None
 
 
