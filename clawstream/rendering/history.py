@@ -164,9 +164,7 @@ def _printable(value: Any) -> Any:
         return value.translate(UNPRINTABLE)
     if isinstance(value, Mapping):
         return {_printable(key): _printable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    return value
+    return [_printable(item) for item in value] if isinstance(value, list) else value
 
 
 class _Generation(Extension):

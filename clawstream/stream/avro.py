@@ -70,9 +70,7 @@ def text_as_bytes(value: Any) -> Any:
         return value.encode("utf-8", "surrogatepass")
     if isinstance(value, Mapping):
         return {name: text_as_bytes(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [text_as_bytes(part) for part in value]
-    return value
+    return [text_as_bytes(part) for part in value] if isinstance(value, list) else value
 
 
 def _converter(hint: Any, convert_dataclass: Callable[[type], Convert]) -> Convert | None:

@@ -197,6 +197,4 @@ def _csv_cell(value: object) -> str | None:
 def _cell(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list | dict):
-        return json_of(value)
-    return str(value)
+    return json_of(value) if isinstance(value, list | dict) else str(value)

@@ -42,7 +42,7 @@ def test_a_clock_that_went_wrong_is_an_alarm_until_the_next_exchange_is_dated_ri
 def test_an_alarm_says_which_clock_by_how_much_and_what_to_do() -> None:
     assert "dated 259,200 s ahead of this machine's clock" in (alarm(JUMP_MS) or "")
     assert "dated 259,200 s behind the gateway's clock" in (alarm(-JUMP_MS) or "")
-    assert "set the clocks of broker and machines" in (alarm(JUMP_MS) or "")
+    assert "Set the clocks of broker and machines" in (alarm(JUMP_MS) or "")
     assert (alarm(0), alarm(None)) == (None, None)
 
 

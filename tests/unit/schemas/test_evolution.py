@@ -206,7 +206,7 @@ def test_the_last_version_can_not_mistake_a_newer_record_for_one_of_its_own(fold
     first = codec_of(folder, FirstBellRung)
     add(folder, 2, bell(TONE, why=field("why", OPTIONAL)))
     newer = codec_of(folder).encode(BellRung(session_id="s", times=1))
-    with pytest.raises(UndecodableRecord, match="of another clawstream"):
+    with pytest.raises(UndecodableRecord, match="another version of clawstream"):
         first.decode(newer)
 
 
