@@ -58,19 +58,6 @@ async def on_a_thread(blocking: AbstractContextManager[T]) -> AsyncIterator[T]:
         await asyncio.to_thread(blocking.__exit__, None, None, None)
 
 
-async def read_ahead(items: AsyncGenerator[T]) -> AsyncGenerator[T]:
-    """Yield the items; while one is in use on a thread, the next one is read."""
-    async with aclosing(items):
-        coming = asyncio.ensure_future(anext(items, None))
-        try:
-            while (item := await coming) is not None:
-                coming = asyncio.ensure_future(anext(items, None))
-                yield item
-        finally:
-            coming.cancel()
-            await asyncio.wait([coming])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
     """The result of a rebuild."""
@@ -268,7 +255,7 @@ class _Build:
             return
         ranges = {place: range_ for place, range_ in self._ranges(recorded).items() if range_[0] < range_[1]}
         done = 0
-        async with aclosing(read_ahead(self._log.replay(ranges))) as arriving:
+        async with aclosing(self._log.replay(ranges)) as arriving:
             async for records in arriving:
                 await asyncio.to_thread(self._take, records)
                 done += len(records)

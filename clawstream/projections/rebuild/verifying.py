@@ -3,14 +3,14 @@
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 
 from clawstream.errors import OperatorError
 from clawstream.projections.rebuild.comparing import COMPARED, Difference, Scratch, scratch
-from clawstream.projections.rebuild.rebuilding import Tell, on_a_thread, read_ahead
+from clawstream.projections.rebuild.rebuilding import Tell, on_a_thread
 from clawstream.projections.rebuild.schemas import Overruled, overruled_of
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.chain import Break, ChainCheck, Link, chain_check
@@ -21,7 +21,7 @@ from clawstream.projections.write.progress import (
     partition_progress,
     refuse_another_log,
 )
-from clawstream.projections.write.rows import TableRow, UnusableRecords, indexable, rows_of
+from clawstream.projections.write.rows import UnusableRecords, indexable, rows_of
 from clawstream.stream.avro import codec
 from clawstream.stream.log import Log, PartitionId, Raw, Undecodable, arrived, digest_of
 
@@ -114,11 +114,11 @@ async def _verify(beside: Scratch, log: Log, sample: Sample | None, tell: Tell) 
     reading = await asyncio.to_thread(_LogReading, beside, begins, ends, sample)
     ranges = {place: (begins[place], progress.next_offset) for place, progress in reading.progress_of.items()}
     total = sum(max(0, end - begin) for begin, end in ranges.values())
-    async with aclosing(read_ahead(_rows(log.replay_raw(ranges), reading))) as making:
-        async for made in making:
-            await asyncio.to_thread(beside.put, made)
+    async with aclosing(log.replay_raw(ranges)) as arriving:
+        async for raws in arriving:
+            await asyncio.to_thread(reading.take, raws)
             tell("reading the log", reading.num_read.total(), total)
-    await asyncio.to_thread(beside.put, await asyncio.to_thread(reading.finish))
+    await asyncio.to_thread(reading.finish)
     differences: list[Difference] = []
     rows = rows_differ = 0
     for number, table in enumerate(COMPARED):
@@ -148,20 +148,13 @@ async def _verify(beside: Scratch, log: Log, sample: Sample | None, tell: Tell) 
     )
 
 
-async def _rows(
-    arriving: AsyncGenerator[Sequence[Raw], None], reading: "_LogReading"
-) -> AsyncGenerator[Sequence[TableRow], None]:
-    async with aclosing(arriving):
-        async for raws in arriving:
-            yield await asyncio.to_thread(reading.take, raws)
-
-
 class _LogReading:
     """The state while the log is read; its methods block."""
 
     def __init__(
         self, beside: Scratch, begins: Mapping[PartitionId, int], ends: Mapping[PartitionId, int], sample: Sample | None
     ) -> None:
+        self._beside = beside
         self.progress_of: dict[PartitionId, PartitionProgress] = partition_progress(beside.cursor)
         refuse_another_log({place: progress.next_offset for place, progress in self.progress_of.items()}, ends)
         recorded = blocks_of(beside.cursor)
@@ -182,31 +175,32 @@ class _LogReading:
         """The keys whose rows are compared; None: all."""
         return None if self._choice is None else self._choice.keys
 
-    def take(self, raws: Sequence[Raw]) -> Sequence[TableRow]:
-        """Take the next records and return their rows; those of chosen keys wait for the rest."""
+    def take(self, raws: Sequence[Raw]) -> None:
+        """Take the next records; those of chosen keys wait for the rest."""
         for raw in raws:
             place = PartitionId(raw.topic, raw.partition)
             self.num_read[place] += 1
             self.checks[place].tell([Link(raw.offset, digest_of(raw))])
         if self._choice is None:
-            return self._made(raws)
-        self._choice.offer(raws)
-        return ()
+            self._put(raws)
+        else:
+            self._choice.offer(raws)
 
-    def finish(self) -> Sequence[TableRow]:
-        """Take that these were all; return the rows of chosen keys."""
+    def finish(self) -> None:
+        """Take that these were all."""
+        if self._choice is not None:
+            self._put(self._choice.records())
         for place, check in self.checks.items():
             check.finish(self.progress_of[place].chain)
-        return () if self._choice is None else self._made(self._choice.records())
 
-    def _made(self, raws: Sequence[Raw]) -> Sequence[TableRow]:
+    def _put(self, raws: Sequence[Raw]) -> None:
         records = [
             arrived(raw, codec(), digest=False)
             for raw in raws
             if raw.offset not in self.left_out.get(PartitionId(raw.topic, raw.partition), ())
         ]
         self.num_unread += sum(isinstance(record, Undecodable) for record in records)
-        return rows_of(records)
+        self._beside.put(rows_of(records))
 
 
 class _Choice:
