@@ -308,11 +308,17 @@ def _importance(known: LogProbs, objective: Objective) -> Tensor:
 def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, objective: Objective) -> Tensor:
     """Return an estimate of KL(new || reference) at each token, from tokens that older weights sampled.
 
-    Without importance weights a token that the policy unlearned since it was sampled would count e^10 times.
+    The value is the ratio times k3, exp(-d) - 1 + d, which is never negative. The gradient is that of the ratio times
+    d, with d held fixed. Where d is not clamped both agree; where it is, k3 would lose its own part and keep e^10.
+    Without importance weights a token that the policy has unlearned since would count e^10 times.
     """
     if objective.kl == 0 or known.reference is None:
         return torch.zeros_like(ratio_BT)
-    return ratio_BT * _k3(new_BT - known.reference) * _importance(known, objective)
+    bound = MAX_KL_DIFFERENCE_NATS
+    difference_BT = (new_BT - known.reference).detach().clamp(-bound, bound)
+    k3_BT = torch.expm1(-difference_BT) + difference_BT
+    slope_BT = (ratio_BT - ratio_BT.detach()) * difference_BT  # 0, and carries the gradient
+    return (ratio_BT.detach() * k3_BT + slope_BT) * _importance(known, objective)
 
 
 def _summed(
@@ -340,15 +346,6 @@ def _finite(logp_new_BT: Tensor, known: LogProbs, objective: Objective) -> Tenso
         assert known.reference is not None, "a leash needs the reference's log-probs"
         finite_BT &= known.reference.isfinite()
     return finite_BT
-
-
-def _k3(difference_BT: Tensor) -> Tensor:
-    """Return exp(-d) - 1 + d, never negative; multiplied by the ratio it has the gradient of KL(new || reference).
-
-    Without the ratio it has the gradient of KL(reference || new). Tests compare it with the exact sums.
-    """
-    bounded_BT = difference_BT.clamp(-MAX_KL_DIFFERENCE_NATS, MAX_KL_DIFFERENCE_NATS)
-    return torch.expm1(-bounded_BT) + bounded_BT
 
 
 def _sum(loss_BT: Tensor, kept_BT: Tensor) -> Tensor:

@@ -256,6 +256,41 @@ def test_the_leash_has_the_gradient_of_the_divergence_from_the_reference(behavio
     torch.testing.assert_close(grads[1], grads[0])
 
 
+@pytest.mark.parametrize("d", [-30.0, -10.1, -9.9, -1.0, 0.0, 1.0, 9.9, 10.1, 30.0])
+@pytest.mark.parametrize("moved", [0.0, 0.5], ids=["first pass", "later pass"])
+def test_the_leash_pulls_by_the_difference_and_by_no_more_than_ten_nats(d: float, moved: float) -> None:
+    """Of one token; beyond 10 nats the exact gradient, kl * ratio * d, would be longer."""
+    new, old, reference = rows([-31.0]), rows([-31.0 - moved]), rows([-31.0 - d])
+    known, one = LogProbs(old, old, reference), torch.tensor([[True]])
+
+    grad, tally = gradient(new, known, rows([0.0]), one, Objective(kl=0.02))
+
+    bounded = max(-10.0, min(10.0, d))
+    assert float(grad) == pytest.approx(0.02 * math.exp(moved) * bounded, rel=1e-9)
+    assert tally.kl_sum == pytest.approx(math.exp(moved) * (math.exp(-bounded) - 1 + bounded), rel=1e-9)
+
+
+def test_summed_over_a_vocabulary_the_leash_is_exact_but_for_what_lies_beyond_ten_nats() -> None:
+    """The likeliest token and the unlikeliest lie beyond it, on either side; by how much is what may be missing."""
+    logits = torch.tensor([13.0, 0.0, -1.0, -12.0], dtype=torch.float64)
+    new, reference = logits.log_softmax(0), torch.tensor([0.0, 1.0, 0.0, 2.0], dtype=torch.float64).log_softmax(0)
+    d = new - reference
+    assert d.abs().max() > 10
+    scores = torch.eye(4, dtype=torch.float64) - new.exp()  # of each token's log-prob, by logit
+    exact = (new.exp() * d) @ scores
+    missing = float((new.exp() * (d.abs() - 10).clamp(min=0)) @ scores.abs().amax(1))
+
+    estimated = torch.zeros(4, dtype=torch.float64)
+    for token in range(4):
+        at = new[token].reshape(1, 1)
+        known = LogProbs(at, at, reference[token].reshape(1, 1))
+        grad, _ = gradient(at, known, rows([0.0]), torch.tensor([[True]]), Objective(kl=1.0))
+        estimated += new[token].exp() * float(grad) * scores[token]
+
+    assert missing < 1e-4
+    torch.testing.assert_close(estimated, exact, rtol=0, atol=missing)
+
+
 def test_a_token_of_older_weights_that_the_policy_has_unlearned_hardly_counts_in_the_leash() -> None:
     known = LogProbs(rows([-12.0]), rows([-0.5]), rows([-0.5]))
     total, tally = policy_loss(rows([-12.0]), known, rows([0.0]), torch.tensor([[True]]), objective=Objective(kl=1.0))
