@@ -45,6 +45,24 @@ class RewardWeights:
     environment: float = 1.0
     heuristic: float = 1.0
 
+    def weighed(
+        self, *, judge: float | None, person: float | None, environment: float | None, heuristic: float | None
+    ) -> list[float]:
+        """Return the scores that count, each times its weight; None is the score of a source that gave none.
+
+        Where a person's score counts, a judge's and a heuristic's don't: they guess what the person said. An
+        environment's outcome is no guess and stays.
+        """
+        if person is not None and self.person > 0:
+            judge = heuristic = None
+        said = (
+            (self.judge, judge),
+            (self.person, person),
+            (self.environment, environment),
+            (self.heuristic, heuristic),
+        )
+        return [weight * score for weight, score in said if score is not None and weight > 0]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleAssembled(SessionEvent):
@@ -73,9 +91,9 @@ class SampleAssembled(SessionEvent):
     sampling: Sampling  # as the exchange's event has it
     policy_id: str
     versions: tuple[VersionSpan, ...]
-    num_earlier_turns: int  # main turns of the session before this one; 0: this is its first answer
-    total_reward: float | None  # the weighted sum of all parts, -1 to 1; None: no part counts
-    person_reward: float | None = None  # the newest score by this source; None, here and in the next two: no score
+    num_earlier_turns: int  # main turns of the session before this one; 0: its first answer
+    total_reward: float | None  # the weighted sum of the parts that count, -1 to 1; None: no part counts
+    person_reward: float | None = None  # the newest score by this source; None: it gave none
     environment_reward: float | None = None
     heuristic_reward: float | None = None
     num_feedback: int | None = None  # how often feedback had changed a source's score by then; None: never

@@ -286,14 +286,10 @@ def advantages_of(rewards: Collection[float]) -> list[float] | None:
 
 
 def reward_of(step: TrajectoryStep, outcome: float | None, weights: RewardWeights) -> float | None:
-    """Return the weighted sum of the scores and the outcome; None: no part has a weight over 0. A score of 0 counts."""
-    said = (
-        (weights.judge, step.judge_reward),
-        (weights.person, step.person_reward),
-        (weights.heuristic, step.heuristic_reward),
-        (weights.environment, outcome),
+    """Return the weighted sum of the scores that count and the outcome; None: none counts. A score of 0 counts."""
+    parts = weights.weighed(
+        judge=step.judge_reward, person=step.person_reward, environment=outcome, heuristic=step.heuristic_reward
     )
-    parts = [weight * part for weight, part in said if part is not None and weight > 0]
     return fsum(parts) if parts else None
 
 

@@ -130,12 +130,11 @@ def parts_of(judged: int | None, opinions: Opinions) -> Parts:
 
 
 def reward_of(parts: Parts, weights: RewardWeights) -> float | None:
-    """Return the weighted sum of the parts that are there, from -1 to 1.
+    """Return the weighted sum of the parts that count, from -1 to 1.
 
-    None: each part is absent, 0 or of weight 0. Parts that cancel each other give 0, not None.
+    None: no part counts, or each that does is 0. Parts that cancel each other give 0, not None.
     """
-    weighed = (weights.judge, weights.person, weights.environment, weights.heuristic)
-    said = [weight * part for weight, part in zip(weighed, parts, strict=True) if part is not None]
+    said = weights.weighed(**parts._asdict())
     return max(-1.0, min(1.0, sum(said))) if any(said) else None
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -215,6 +216,12 @@ def test_a_part_that_is_absent_or_counts_nothing_is_not_a_part(
     judge: int | None, outcome: float | None, weights: RewardWeights, reward: float | None
 ) -> None:
     assert reward_of(step("a0", 0, judge), outcome, weights) == reward
+
+
+def test_where_a_person_scored_a_step_no_guess_counts_beside_it() -> None:
+    scored = replace(step("a0", 0, 1), person_reward=-0.5, heuristic_reward=1.0)
+    assert reward_of(scored, 0.25, WEIGHTS) == -0.25
+    assert reward_of(scored, None, RewardWeights(person=0.0)) == 2.0
 
 
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=8))

@@ -64,4 +64,4 @@ async def test_a_replay_keeps_the_weights_that_it_began_with() -> None:
     assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards))[0] == started
     await work(log, started)
     [sample] = [one for one in (await said(log, [AGAIN]))[AGAIN].values() if isinstance(one, SampleAssembled)]
-    assert sample.total_reward == -0.75
+    assert sample.total_reward == 0.25

@@ -121,7 +121,7 @@ def test_feedback_that_is_written_again_is_no_news(
 
 def test_a_thumb_before_the_verdict_is_in_the_first_revision_and_one_after_it_in_the_next() -> None:
     [first] = Flow(Oracle(BAD)).run(asked_twice(before=[1.0])).of(SampleAssembled)
-    assert (first.num_feedback, first.reward, first.person_reward, first.total_reward) == (1, -1, 1.0, 0.0)
+    assert (first.num_feedback, first.reward, first.person_reward, first.total_reward) == (1, -1, 1.0, 1.0)
     plain, revised = Flow(Oracle(GOOD)).run(asked_twice(after=[(0, 1.0)])).of(SampleAssembled)
     assert (plain.num_feedback, plain.person_reward, plain.total_reward) == (None, None, 1.0)
     assert (revised.num_feedback, revised.person_reward, revised.total_reward) == (1, 1.0, 1.0)
@@ -209,7 +209,7 @@ def test_feedback_on_a_session_that_is_over_and_judged_still_counts() -> None:
     flow.run(session.written)
     log = flow.run([session.rate(first.exchange_id, -1.0)])
     *_, last = log.of(SampleAssembled)
-    assert (last.turn_id, last.reward, last.person_reward, last.total_reward) == (first.exchange_id, 1, -1.0, 0.0)
+    assert (last.turn_id, last.reward, last.person_reward, last.total_reward) == (first.exchange_id, 1, -1.0, -1.0)
 
 
 def test_a_floor_look_and_a_thumb_are_both_in_the_turns_last_revision() -> None:
@@ -225,7 +225,7 @@ def test_a_floor_look_and_a_thumb_are_both_in_the_turns_last_revision() -> None:
     session.done()
     log = Flow(Torn()).run(session.written)
     last = newest(log)[first.exchange_id]
-    assert (last.revision, last.reward, last.person_reward, last.total_reward) == (1, 1, 0.5, 1.0)
+    assert (last.revision, last.reward, last.person_reward, last.total_reward) == (1, 1, 0.5, 0.5)
 
 
 def test_feedback_on_answers_that_are_not_there_is_bounded_and_the_oldest_is_refused_by_name() -> None:
@@ -259,8 +259,12 @@ def test_the_newest_score_of_a_source_counts_and_a_repeat_changes_nothing(scores
     [
         (Parts(None, None, None, None), RewardWeights(), None),
         (Parts(1, None, None, None), RewardWeights(), 1.0),
-        (Parts(-1, 1.0, None, None), RewardWeights(), 0.0),
-        (Parts(-1, 1.0, None, None), RewardWeights(person=3.0), 1.0),
+        (Parts(-1, 1.0, None, None), RewardWeights(), 1.0),
+        (Parts(1, -0.25, None, 1.0), RewardWeights(), -0.25),
+        (Parts(1, -0.25, 0.5, 1.0), RewardWeights(environment=2.0), 0.75),
+        (Parts(1, -1.0, 1.0, None), RewardWeights(), 0.0),
+        (Parts(1, 0.0, None, 1.0), RewardWeights(), None),
+        (Parts(1, -1.0, None, 0.5), RewardWeights(person=0.0, judge=0.25), 0.75),
         (Parts(1, None, -0.5, None), RewardWeights(judge=0.5), 0.0),
         (Parts(1, None, None, 0.25), RewardWeights(judge=0.0), 0.25),
         (Parts(None, 1.0, None, None), RewardWeights(person=0.0), None),
@@ -269,7 +273,7 @@ def test_the_newest_score_of_a_source_counts_and_a_repeat_changes_nothing(scores
         (Parts(None, 0.5, 0.25, None), RewardWeights(environment=0.5), 0.625),
     ],
 )
-def test_a_reward_is_the_clamped_weighted_sum_of_the_parts_that_are_there(
+def test_a_reward_is_the_clamped_weighted_sum_of_the_parts_that_count_and_people_win(
     parts: Parts, weights: RewardWeights, reward: float | None
 ) -> None:
     assert reward_of(parts, weights) == reward
