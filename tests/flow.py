@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from clawstream.config import JudgeSettings
 from clawstream.conversation.continuing import Renderer
 from clawstream.events import (
+    EVERYTHING,
     AnswerRefreshed,
     Event,
     FeedbackGiven,
@@ -21,6 +22,7 @@ from clawstream.events import (
     GroupWaited,
     HintAbsent,
     HintFound,
+    LearnsFrom,
     OffDistribution,
     Question,
     RefreshAsked,
@@ -217,18 +219,20 @@ class Flow:
         interrupted: bool = False,
         anew: Policy | None = None,
         answers_per_hint: int = 1,
+        learns: LearnsFrom = EVERYTHING,
     ) -> None:
         self.log = Log()
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
         rules = SampleRules(
-            renderer or Letters(), off_distribution, weights, judged=judged, grouped=grouped, interrupted=interrupted
-        )
+            renderer or Letters(), off_distribution, weights,
+            judged=judged, grouped=grouped, interrupted=interrupted, learns=learns,
+        )  # fmt: skip
         self._rules = rules
         samples = _taught(rules, teacher)
         stages: list[Stage[Any, Any]] = [
             turns_stage(),
-            judging_stage(settings, self.judge, now_ms=lambda: 0),
+            judging_stage(settings, self.judge, learns=learns, now_ms=lambda: 0),
             samples,
         ]
         if not judged:

@@ -154,7 +154,7 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "ReplayRequest", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
-    from clawstream.inference.judge_client import name_of
+    from clawstream.conversation.floor import learns_from
     from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.registry import num_records
     from clawstream.replay.running import begin, work_through
@@ -162,8 +162,15 @@ async def work_on(
     from clawstream.stream.kafka import admin
     from clawstream.stream.topics import replay_topics
 
-    teacher = name_of(settings.teacher)
-    started, ended = await begin(log, wanted, settings.judge, settings.samples, settings.rewards, teacher=teacher)
+    teacher = None
+    if settings.teacher.url is not None:
+        from clawstream.inference.judge_client import judge_name
+
+        teacher = judge_name(settings.teacher.model, settings.teacher.url)
+    learns = learns_from(settings.training, settings.samples, settings.rewards)
+    started, ended = await begin(
+        log, wanted, settings.judge, settings.samples, settings.rewards, learns=learns, teacher=teacher
+    )
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:
         say(f"replay {wanted.name} has ended before; nothing was done")

@@ -70,14 +70,17 @@ def judging(context: typer.Context) -> None:
         raise ConfigError(
             "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
         )
+    from clawstream.conversation.floor import learns_from
     from clawstream.inference.judge_client import JudgeClient
     from clawstream.judging.stage import judging_stage
     from clawstream.local.running import JudgeNotes
 
+    learns = learns_from(settings.training, settings.samples, settings.rewards)
+
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with JudgeClient.open(settings.judge) as judge:
             notes = JudgeNotes(settings.data_dir, judge.name)
-            await _run(judging_stage(settings.judge, judge, heard=notes.heard), settings, log, stop)
+            await _run(judging_stage(settings.judge, judge, learns=learns, heard=notes.heard), settings, log, stop)
 
     _with_log(settings, "judging", main)
 
@@ -100,6 +103,7 @@ def samples(context: typer.Context) -> None:
     """Join turns, verdicts, hints and feedback into samples for the trainer: -> samples."""
     settings = _settings(context, "samples")
     hide_torch()
+    from clawstream.conversation.floor import learns_from
     from clawstream.events import OffDistribution, RewardWeights
     from clawstream.inference.judge_client import name_of, teaching
     from clawstream.rendering.renderer import PromptRenderer
@@ -118,6 +122,7 @@ def samples(context: typer.Context) -> None:
         asks=asks,
         grouped=settings.training.method == "stepwise",
         interrupted=settings.samples.interrupted,
+        learns=learns_from(settings.training, settings.samples, settings.rewards),
     )
     stage = samples_stage(rules, retain_ms=HEARD_MS)
     if asks is None:

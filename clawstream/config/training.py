@@ -41,8 +41,12 @@ class SamplesSettings(Section):
 class RewardsSettings(Section):
     """How much each source counts in a sample's reward: the weighted sum of those that count, -1 to 1."""
 
-    judge: float = Field(1.0, ge=0, description="0: it is recorded alone, as with all four; so is a guess where a person scored")
-    person: float = Field(1.0, ge=0, description="of thumbs and scores that people give, in place of judge and heuristic")
+    judge: float = Field(
+        1.0, ge=0, description="0: it is recorded alone, as with all four; so is a guess where a person scored"
+    )
+    person: float = Field(
+        1.0, ge=0, description="of thumbs and scores that people give, in place of judge and heuristic"
+    )
     environment: float = Field(1.0, ge=0, description="of outcomes that environments report")
     heuristic: float = Field(1.0, ge=0, description="of heuristic_function's scores")
     heuristic_function: str | None = Field(

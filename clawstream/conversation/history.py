@@ -1,10 +1,9 @@
-"""Whole requests from recorded ones, how much of a request a later one repeats, and a session's second looks. Pure.
+"""Whole requests from recorded ones, and how much of a request a later one repeats. Pure.
 
 The gateway writes what `shorten` returns, and every reader gets the same request back, byte for byte, by `whole`. Two
 requests are compared by the conversation's messages, and a user's message by each line that the person wrote: clients
-join messages of one role, drop some, and replace the first ones by a summary. A second look counts only the turns
-before `TurnsSettled` on the topic, so its choice does not depend on what else has arrived. Facts of a past life that a
-killed stage writes again don't count in the session's next life.
+join messages of one role, drop some, and replace the first ones by a summary. Facts of a past life that a killed stage
+writes again don't count in the session's next life.
 """
 
 import operator
@@ -253,7 +252,6 @@ def _without(message: Message, num_lines: int) -> Message:
     return {**message, "content": kept[0] if isinstance(content, str) else kept}
 
 
-Hint = HintFound | HintAbsent
 Over = Mapping[str, None]  # ids of past lives' turns, and of exchanges they were settled after, the oldest first
 
 
@@ -291,22 +289,6 @@ class SettledTurns(NamedTuple):
     num_turns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecondLook:
-    """A turn to be looked at again, in view of the session's first `num_turns` turns."""
-
-    turn_id: str
-    num_turns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecondLooks:
-    """The second looks due, in order, and whether all facts for them are known."""
-
-    due: tuple[SecondLook, ...]
-    settled: bool
-
-
 def buried(over: Over, marks: Iterable[SettledTurns], turn_ids: Iterable[str]) -> Over:
     """Return `over` with the ids of a life that just ended; the newest `REMEMBERED_OVER` of them."""
     ids = [*over, *turn_ids, *(mark.settled.after_exchange_id for mark in marks)]
@@ -329,37 +311,3 @@ def marked(marks: tuple[SettledTurns, ...], settled: TurnsSettled, num_turns: in
         return marks
     start = max((mark.num_turns for mark in marks if mark.settled.done), default=0)
     return (*marks, SettledTurns(settled, start, num_turns))
-
-
-def second_looks(
-    turns: Sequence[TurnPaired],
-    marks: Sequence[SettledTurns],
-    verdicts: Mapping[str, VerdictReached],
-    hints: Mapping[str, Hint],
-    looks: Mapping[str, VerdictReached],
-) -> SecondLooks:
-    """Return the second looks that are due in a session.
-
-    `turns` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
-    At each mark a session without a sample gets one more look, but no turn gets two. Interrupted answers don't count
-    here, since the settings decide whether they have samples.
-    """
-    due: dict[str, SecondLook] = {}
-    served: set[int] = set()
-    for mark in marks:
-        seen = turns[mark.start : mark.num_turns]
-        if any(turn.turn_id not in verdicts or turn.turn_id not in hints for turn in seen):
-            return SecondLooks(due=tuple(due.values()), settled=False)
-        whole = [turn.turn_id for turn in seen if not turn.interrupted]
-        if any(isinstance(hints[turn], HintFound) or verdicts[turn].score in (-1, 1) for turn in whole):
-            continue
-        # The turn with most votes for or against it; of equals `max` keeps the earliest.
-        best = max(whole, key=lambda turn: verdicts[turn].num_positive + verdicts[turn].num_negative, default=None)
-        if best is None or best in due or mark.start in served:
-            continue
-        due[best] = SecondLook(turn_id=best, num_turns=mark.num_turns)
-        if best not in looks:
-            return SecondLooks(due=tuple(due.values()), settled=False)
-        if looks[best].score in (-1, 1):
-            served.add(mark.start)
-    return SecondLooks(due=tuple(due.values()), settled=True)

@@ -77,7 +77,9 @@ from clawstream.events.policy import (
 )
 from clawstream.events.refreshing import FOR_A_LATE_SAMPLE, AnswerRefreshed, RefreshAsked
 from clawstream.events.samples import (
+    EVERYTHING,
     NOBODY,
+    LearnsFrom,
     OffDistribution,
     RefusalReason,
     RewardWeights,

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from clawstream.events.base import Event, PolicyEvent
-from clawstream.events.samples import OffDistribution, RewardWeights
+from clawstream.events.samples import EVERYTHING, LearnsFrom, OffDistribution, RewardWeights
 
 
 class VotesFrom(StrEnum):
@@ -55,8 +55,9 @@ class ReplayStarted(ReplayEvent):
     off_distribution: OffDistribution
     reward_weights: RewardWeights
     hint_quorum: int
-    teacher: str | None = None  # the engine whose recorded scores hints count by; None: the trainer scores itself
-    heuristic_function: str | None = None  # scores turns, besides the scores on the log; None: no function is used
+    teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
+    heuristic_function: str | None = None  # scores turns besides the log's scores; None: none is used
+    learns: LearnsFrom = EVERYTHING  # a session without any of it gets a second look
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ class RefusalReason(StrEnum):
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
     INTERRUPTED = "interrupted"  # the client left; the settings exclude such answers, or the version is not known
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily, from the likeliest tokens alone, or shaped
-    PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that holds a part of the prompt is not known any more
-    HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered or is too long
-    HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and that engine or the policy's gave no log-probs
+    PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
+    HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered, and no score is there
+    HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and it or the policy's engine gave no scores
     ANSWER_UNKNOWN = "answer_unknown"  # the feedback names an answer that is not in the session
 
 
@@ -62,6 +62,18 @@ class RewardWeights:
             (self.heuristic, heuristic),
         )
         return [weight * score for weight, score in said if score is not None and weight > 0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnsFrom:
+    """What the trainer can use, as its method and the weights of rewards say; the rest is recorded alone."""
+
+    verdicts: bool = True  # judges' verdicts of -1 or 1
+    hints: bool = True
+    hints_off_distribution: bool = False  # hints on answers not drawn with the policy's own probabilities
+
+
+EVERYTHING = LearnsFrom()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

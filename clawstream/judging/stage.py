@@ -12,7 +12,7 @@ from typing import Protocol
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
-from clawstream.events import Event, VoteCast, VoteStatus
+from clawstream.events import EVERYTHING, Event, LearnsFrom, VoteCast, VoteStatus
 from clawstream.inference.judge_client import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S, JudgeRefused, JudgeReply
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.judging.votes import Ballot, Cast, Judging, JudgingState, VotingRules, count, observe, read
@@ -35,14 +35,16 @@ def judging_stage(
     settings: JudgeSettings,
     judge: Judge,
     *,
+    learns: LearnsFrom = EVERYTHING,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     heard: Callable[[str | None], None] = lambda _: None,
 ) -> Stage[JudgingState, Ballot]:
     """Return the stage that asks `judge` about turns and concludes from its votes.
 
-    `heard` is called after each request, with the reason why no usable reply came, or with None.
+    `learns` is what the trainer can use: a session without any of it gets a second look. `heard` is called after each
+    request, with the reason why no usable reply came, or with None.
     """
-    judging = Judging(judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings))
+    judging = Judging(judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings), learns=learns)
     caller = _JudgeCaller(judge, now_ms, heard)
     return Stage(
         name="judging",

@@ -3,7 +3,7 @@
 A vote is the last \\boxed{} value after any thinking. A reply without an allowed value is unreadable, never a score of
 0. A score needs a quorum of readable votes. A question is concluded once all its ballots have votes, in any order. Of
 two events with one identity the first counts. A ballot needs the turn and the request that shows it. A session's second
-look (FLOOR_LOOK) needs the first verdicts and hints of its turns, and the mark that the turns are settled.
+look (FLOOR_LOOK) needs the answers, first verdicts and hints of its turns, and the mark that the turns are settled.
 """
 
 import re
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from clawstream.conversation.floor import SecondLooks, Teaches, second_looks, teaches
 from clawstream.conversation.history import (
     Over,
-    SecondLooks,
     SettledTurns,
     buried,
     changed,
@@ -23,18 +23,19 @@ from clawstream.conversation.history import (
     marked,
     only,
     rebuild,
-    second_looks,
     with_entry,
     with_first,
 )
 from clawstream.conversation.messages import parse
 from clawstream.events import (
+    EVERYTHING,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
     HintAbsence,
     HintAbsent,
     HintFound,
+    LearnsFrom,
     Question,
     RequestDelta,
     TurnPaired,
@@ -186,11 +187,12 @@ def _identity(vote: VoteCast) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """The judge that is asked, its prompts' version, and the rules of voting."""
+    """The judge that is asked, its prompts' version, the rules of voting, and what its conclusions are for."""
 
     judge: str
     prompt_version: str
     rules: VotingRules
+    learns: LearnsFrom = EVERYTHING
 
 
 class JudgingState(NamedTuple):
@@ -198,6 +200,7 @@ class JudgingState(NamedTuple):
 
     requests: Mapping[str, RequestDelta] = MappingProxyType({})  # without tokens
     parts: Mapping[str, bytes] = MappingProxyType({})  # interrupted answers, as far as the client got them
+    answers: Mapping[str, Teaches] = MappingProxyType({})  # what each whole answer can teach
     turns: Mapping[str, TurnPaired] = MappingProxyType({})  # in topic order
     asked: frozenset[tuple[str, int]] = frozenset()  # the looks taken, by turn and revision
     votes: Cast = MappingProxyType({})
@@ -215,7 +218,10 @@ def learn(session: JudgingState, event: Event, judging: Judging) -> JudgingState
         case ExchangeCompleted() | ExchangeFailed() if event.exchange_id not in session.requests:
             delta = replace(event.request, kept_tokens=0, token_ids=())
             after = session._replace(requests=with_entry(session.requests, event.exchange_id, delta))
-            if isinstance(event, ExchangeFailed) and event.message is not None:
+            if isinstance(event, ExchangeCompleted):
+                taught = teaches(event, judging.learns)
+                after = after._replace(answers=with_entry(session.answers, event.exchange_id, taught))
+            elif event.message is not None:
                 after = after._replace(parts=with_entry(session.parts, event.exchange_id, event.message))
         case TurnPaired():
             after = session._replace(turns=with_first(session.turns, event.turn_id, event))
@@ -297,6 +303,7 @@ def _second_looks(session: JudgingState) -> SecondLooks:
         {turn: verdict for (turn, revision), verdict in session.verdicts.items() if revision == FIRST_LOOK},
         {turn: hint for (turn, revision), hint in session.hints.items() if revision == FIRST_LOOK},
         {turn: verdict for (turn, revision), verdict in session.verdicts.items() if revision == FLOOR_LOOK},
+        session.answers.get,
     )
 
 
@@ -339,6 +346,7 @@ def _rest(session: JudgingState) -> JudgingState:
     return JudgingState(
         requests=only(session.requests, later.__contains__),
         parts=only(session.parts, later.__contains__),
+        answers=only(session.answers, later.__contains__),
         votes=only(session.votes, lambda box: box.turn_id not in turns),
         verdicts=only(session.verdicts, lambda key: key[0] not in turns),
         hints=only(session.hints, lambda key: key[0] not in turns),

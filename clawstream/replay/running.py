@@ -15,8 +15,10 @@ from typing import Any
 from clawstream.config import JudgeSettings, RewardsSettings, SamplesSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
+    EVERYTHING,
     Event,
     ExchangeCompleted,
+    LearnsFrom,
     OffDistribution,
     ReplayEnded,
     ReplayStarted,
@@ -61,12 +63,13 @@ async def begin(
     samples: SamplesSettings,
     rewards: RewardsSettings,
     *,
+    learns: LearnsFrom = EVERYTHING,
     teacher: str | None = None,
 ) -> tuple[ReplayStarted, ReplayEnded | None]:
     """Return the replay's first event, written now or by an earlier run, and how it ended (None: it has not).
 
-    Hints count by the recorded scores of `teacher`; None: by the trainer's own. Raises ConfigError for an invalid name,
-    or one that another replay has.
+    `learns` is what the trainer can use. Hints are weighed by the recorded scores of `teacher`; None: by the trainer.
+    Raises ConfigError for an invalid name, or one of another replay.
     """
     refuse_name(wanted.name)
     registry = await Registry.read(log)
@@ -97,6 +100,7 @@ async def begin(
         hint_quorum=judge.needed_for_a_hint,
         teacher=teacher,
         heuristic_function=rewards.heuristic_function,
+        learns=learns,
     )
     await log.append([started])
     return started, None

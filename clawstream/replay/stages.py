@@ -141,13 +141,13 @@ def hosted(
     asks = None if started.teacher is None else TeacherRule(started.teacher, waits=False)
     rules = SampleRules(
         renderer, started.off_distribution, started.reward_weights, asks=asks,
-        grouped=settings.training.method == "stepwise", interrupted=settings.samples.interrupted,
+        grouped=settings.training.method == "stepwise", interrupted=settings.samples.interrupted, learns=started.learns,
     )  # fmt: skip
     scored_by = [] if started.heuristic_function is None else [heuristic_named(started.heuristic_function)]
     asking = None
     if started.votes_from is VotesFrom.NEW:
         assert judge is not None, f"replay {started.replay} asks a judge, and there is none"
-        asking = judging_stage(section, judge)
+        asking = judging_stage(section, judge, learns=started.learns)
 
     def stages() -> Sequence[Stage[Any, Any]]:
         turns: list[Stage[Any, Any]] = [turns_stage(), *map(scored_again, scored_by)]

@@ -10,7 +10,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.conversation.history import buried, only, second_looks
+from clawstream.conversation.floor import Teaches, second_looks, teaches
+from clawstream.conversation.history import buried, only
 from clawstream.events import (
     NOBODY,
     AnswerRefreshed,
@@ -20,6 +21,7 @@ from clawstream.events import (
     FeedbackGiven,
     HintAbsent,
     HintFound,
+    LearnsFrom,
     TeacherScored,
     TurnOrphaned,
     TurnPaired,
@@ -156,7 +158,7 @@ def _alone(turn_id: str) -> VerdictKey:
     return VerdictKey(NOBODY, NOBODY, FIRST_LOOK, turn_id)
 
 
-def rest(session: JoiningState) -> JoiningState:
+def rest(session: JoiningState, learns: LearnsFrom) -> JoiningState:
     """Return what is still needed of a session: once it is done and joined, only the facts of its next life.
 
     Its ids are kept too, so that facts written again are recognised. Its last lives are kept for late feedback.
@@ -165,7 +167,7 @@ def rest(session: JoiningState) -> JoiningState:
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
         return session
     end = newest.settled.after_exchange_id
-    if end not in session.requests or not _all_joined(session):
+    if end not in session.requests or not _all_joined(session, learns):
         return session
     order = list(session.requests)
     at = order.index(end) + 1
@@ -216,22 +218,26 @@ def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
     )
 
 
-def _all_joined(session: JoiningState) -> bool:
+def _all_joined(session: JoiningState, learns: LearnsFrom) -> bool:
     """Return whether every judge that gave a verdict has judged every turn, and each turn due for a second look."""
     judges = {(key.judge, key.prompt_version) for key in session.verdicts}
     if session.turns and not judges:
         return False
-    return all(_judge_is_done(session, *judge) for judge in judges)
+    return all(_judge_is_done(session, *judge, learns) for judge in judges)
 
 
-def _judge_is_done(session: JoiningState, judge: str, prompt_version: str) -> bool:
+def _judge_is_done(session: JoiningState, judge: str, prompt_version: str, learns: LearnsFrom) -> bool:
     def of(revision: int) -> Mapping[str, VerdictReached]:
         mine = (judge, prompt_version, revision)
         return {key.turn_id: verdict for key, verdict in session.verdicts.items() if key[:3] == mine}
 
+    def taught_by(turn_id: str) -> Teaches | None:
+        return teaches(session.answers[turn_id].exchange, learns) if turn_id in session.answers else None
+
     hints = {key.turn_id: hint for key, hint in session.hints.items() if key[:2] == (judge, prompt_version)}
-    looks = second_looks(list(session.turns.values()), session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK))
-    turns = [VerdictKey(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
+    turns = list(session.turns.values())
+    looks = second_looks(turns, session.marks, of(FIRST_LOOK), hints, of(FLOOR_LOOK), taught_by)
+    first = [VerdictKey(judge, prompt_version, FIRST_LOOK, turn_id) for turn_id in session.turns]
     again = [VerdictKey(judge, prompt_version, FLOOR_LOOK, look.turn_id) for look in looks.due]
     # A teacher's score that is still to come finds its answer in `past`.
-    return looks.settled and all(is_ready(session, key) for key in [*turns, *again])
+    return looks.settled and all(is_ready(session, key) for key in [*first, *again])

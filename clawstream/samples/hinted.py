@@ -1,12 +1,10 @@
-"""The prompt with the hint in it, the question to a teacher about it, and which tokens are trained on. Pure.
+"""The prompt with the hint in it, and the question to a teacher about it. Pure.
 
 The hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the same sampled
-answers; if that way does not reproduce the recorded prompt, there is no hinted prompt. A token without the log-prob of
-the policy that sampled it is not trained on; no number stands in for a missing one.
+answers; if that way does not reproduce the recorded prompt, there is no hinted prompt.
 """
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -23,39 +21,13 @@ from clawstream.conversation.continuing import (
     find_echoes,
 )
 from clawstream.conversation.history import WholeRequest, rebuild
-from clawstream.conversation.messages import Message, dump, is_ephemeral, loops, parse, role_of, text_of, tool_calls_of
+from clawstream.conversation.messages import Message, dump, is_ephemeral, parse, role_of
 from clawstream.errors import UnrenderableRequest, UnusableExchange
-from clawstream.events import (
-    ExchangeCompleted,
-    FinishReason,
-    Mask,
-    RefusalReason,
-    RequestDelta,
-    TeacherScored,
-    TeacherStatus,
-    TokenIds,
-    scoring_id_of,
-    sha256_of,
-)
+from clawstream.events import RequestDelta, TeacherScored, TeacherStatus, TokenIds, scoring_id_of, sha256_of
 from clawstream.inference.engine import ScoreRequest
 from clawstream.samples.session import CandidateAnswer, JoiningState, RecalledPrompts, SampledAnswer, VerdictKey
 
 MARKER = "[user's hint / instruction]"
-
-
-def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
-    """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on."""
-    message = parse(answer.message)
-    if not answer.output_ids or not (text_of(message).strip() or tool_calls_of(message)):
-        return RefusalReason.EMPTY_ANSWER
-    if answer.finish_reason is FinishReason.LENGTH:
-        return RefusalReason.TRUNCATED
-    if loops(answer.output_ids):
-        return RefusalReason.LOOPING
-    trained = tuple([int(value is not None and math.isfinite(value)) for value in answer.output_logprobs])
-    if len(trained) != len(answer.output_ids) or not any(trained):
-        return RefusalReason.MISALIGNED
-    return trained
 
 
 def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:

@@ -10,12 +10,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from clawstream.conversation.continuing import Renderer
+from clawstream.conversation.floor import mask
 from clawstream.conversation.history import WholeRequest, rebuild, with_entry
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
+    EVERYTHING,
     Event,
     FeedbackGiven,
     HintFound,
+    LearnsFrom,
     Mask,
     OffDistribution,
     RefusalReason,
@@ -29,7 +32,7 @@ from clawstream.events import (
 )
 from clawstream.inference.engine import ScoreRequest
 from clawstream.samples.due import Due, answered_anew, due, rest
-from clawstream.samples.hinted import Scoring, hinted_prompt, mask
+from clawstream.samples.hinted import Scoring, hinted_prompt
 from clawstream.samples.session import (
     FIRST_LOOK,
     FLOOR_LOOK,
@@ -61,7 +64,7 @@ class SampleRules(NamedTuple):
 
     `judged` False: feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of groups are
     trained on by their attempts' outcomes, and have samples even without a score of their own. `interrupted`: an answer
-    that its client cut off is trained on, as far as it was sent.
+    that its client cut off is trained on, as far as it was sent. `learns`: which sessions get a second look.
     """
 
     renderer: Renderer
@@ -71,6 +74,7 @@ class SampleRules(NamedTuple):
     asks: TeacherRule | None = None
     grouped: bool = False
     interrupted: bool = False
+    learns: LearnsFrom = EVERYTHING
 
 
 def observe(
@@ -103,7 +107,7 @@ def observe(
     if number is not None:
         after = whole._replace(past=(*whole.past[:number], after, *whole.past[number + 1 :]))
     elif forgets:
-        after = rest(after)
+        after = rest(after, rules.learns)
     return Step(after, events, calls)
 
 
@@ -171,7 +175,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
         return _Joined(plain, session.recalled)
     hinted = hinted_prompt(session, answer, request, said.hint, rules.renderer)
     if hinted.token_ids is None:
-        return _Joined(RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
+        return _Joined(plain if said.without_hint else RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
     sample = replace(plain, hint=said.hint, hinted_prompt_ids=hinted.token_ids)
     if rules.asks is None:
         return _Joined(sample, hinted.recalled)

@@ -4,7 +4,7 @@ import asyncio
 
 from hypothesis import given
 
-from clawstream.events import Event, FeedbackSource, RewardWeights, SampleAssembled
+from clawstream.events import Event, FeedbackSource, LearnsFrom, RewardWeights, SampleAssembled
 from clawstream.replay.running import begin
 from clawstream.stream.topics import replay_topic
 from tests.examples import examples
@@ -56,11 +56,12 @@ async def test_a_late_thumb_is_in_the_one_sample_that_a_replay_makes_of_its_turn
     assert (sample.num_feedback, sample.reward, sample.person_reward, sample.total_reward) == (2, -1, -1.0, -1.0)
 
 
-async def test_a_replay_keeps_the_weights_that_it_began_with() -> None:
+async def test_a_replay_keeps_the_weights_and_the_method_that_it_began_with() -> None:
     log = await written(run_through(asked_twice(after=[(0, 1.0)]), 0, Oracle(BAD)), 1)
     then = SETTINGS.rewards.model_copy(update={"person": 0.25})
-    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, then)
-    assert started.reward_weights == RewardWeights(person=0.25)
+    learns = LearnsFrom(hints=False)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, then, learns=learns)
+    assert (started.reward_weights, started.learns) == (RewardWeights(person=0.25), learns)
     assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards))[0] == started
     await work(log, started)
     [sample] = [one for one in (await said(log, [AGAIN]))[AGAIN].values() if isinstance(one, SampleAssembled)]

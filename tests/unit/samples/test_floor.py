@@ -1,20 +1,17 @@
 """The floor: which turn of a session without a sample is looked at again."""
 
+from typing import Any
+
 import pytest
 
-from clawstream.conversation.history import (
-    REMEMBERED_OVER,
-    SecondLook,
-    SecondLooks,
-    SettledTurns,
-    buried,
-    marked,
-    second_looks,
-)
+from clawstream.config import RewardsSettings, SamplesSettings, TrainingSettings
+from clawstream.conversation.floor import SecondLook, SecondLooks, Teaches, learns_from, second_looks
+from clawstream.conversation.history import REMEMBERED_OVER, SettledTurns, buried, marked
 from clawstream.events import (
     HintAbsence,
     HintAbsent,
     HintFound,
+    LearnsFrom,
     TurnPaired,
     TurnsSettled,
     VerdictReached,
@@ -22,6 +19,13 @@ from clawstream.events import (
 )
 
 TURNS = ("t0", "t1", "t2")
+HINT = HintFound(
+    session_id="s", turn_id="t0", judge="j", prompt_version="v", revision=0, hint="Use plain words.", num_offered=1
+)
+
+
+def all_teach(_turn_id: str) -> Teaches:
+    return Teaches(by_verdict=True, by_hint=True)
 
 
 def verdict(turn_id: str, score: int | None = 0, *, said: int = 0) -> VerdictReached:
@@ -72,6 +76,7 @@ def looks(at: tuple[SettledTurns, ...], said: tuple[int, ...], **seen: int | Non
         {turn_id: verdict(turn_id, said=number) for turn_id, number in zip(TURNS, said, strict=False)},
         {turn_id: no_hint(turn_id) for turn_id in TURNS},
         {turn_id: verdict(turn_id, score) for turn_id, score in seen.items()},
+        all_teach,
     )
 
 
@@ -117,21 +122,67 @@ def test_a_mark_that_is_read_again_is_the_same_mark() -> None:
 
 
 def test_a_verdict_of_one_or_a_hint_leaves_nothing_for_the_floor() -> None:
-    hint = HintFound(
-        session_id="s", turn_id="t0", judge="j", prompt_version="v", revision=0, hint="Use plain words.", num_offered=1
-    )
     decided = {"t0": verdict("t0", 1)}
-    assert second_looks([turn("t0")], marks(1), decided, {"t0": no_hint("t0")}, {}) == due(True)
-    assert second_looks([turn("t0")], marks(1), {"t0": verdict("t0", None)}, {"t0": hint}, {}) == due(True)
+    assert second_looks([turn("t0")], marks(1), decided, {"t0": no_hint("t0")}, {}, all_teach) == due(True)
+    assert second_looks([turn("t0")], marks(1), {"t0": verdict("t0", None)}, {"t0": HINT}, {}, all_teach) == due(True)
+
+
+@pytest.mark.parametrize(
+    ("teaches", "score", "expected"),
+    [
+        (Teaches(by_verdict=True, by_hint=False), 0, due(False, ("t0", 1))),  # a tie and a hint, under `binary`
+        (Teaches(by_verdict=True, by_hint=False), 1, due(True)),
+        (Teaches(by_verdict=False, by_hint=True), 1, due(True)),
+        (Teaches(by_verdict=False, by_hint=False), 1, due(True)),  # nothing can be learned from the answer
+        (None, 1, due(False)),  # the answer is not known yet
+    ],
+)
+def test_what_the_method_cannot_use_serves_no_session(
+    teaches: Teaches | None, score: int, expected: SecondLooks
+) -> None:
+    found = second_looks(
+        [turn("t0")], marks(1), {"t0": verdict("t0", score)}, {"t0": HINT}, {}, {"t0": teaches}.__getitem__
+    )
+    assert found == expected
+
+
+def test_an_answer_that_gives_no_sample_leaves_the_look_to_another_turn() -> None:
+    turns, said = [turn("t0"), turn("t1")], {"t0": verdict("t0", -1, said=9), "t1": verdict("t1", said=1)}
+    hints: dict[str, HintFound | HintAbsent] = {"t0": HINT, "t1": no_hint("t1")}
+    taught = {"t0": Teaches(by_verdict=False, by_hint=False), "t1": Teaches(by_verdict=True, by_hint=True)}
+    assert second_looks(turns, marks(2), said, hints, {}, taught.get) == due(False, ("t1", 2))
+
+
+@pytest.mark.parametrize(
+    ("training", "samples", "rewards", "learns"),
+    [
+        ({}, {}, {}, LearnsFrom()),
+        ({"method": "binary"}, {}, {}, LearnsFrom(hints=False)),
+        ({"method": "opd"}, {}, {}, LearnsFrom(verdicts=False)),
+        ({"method": "stepwise"}, {}, {}, LearnsFrom(hints=False)),
+        ({"w_opd": 0.0}, {}, {"judge": 0.0}, LearnsFrom(verdicts=False, hints=False)),
+        (
+            {"method": "topk"},
+            {"off_distribution": "hint_only"},
+            {},
+            LearnsFrom(verdicts=False, hints_off_distribution=True),
+        ),
+    ],
+)
+def test_the_settings_say_what_can_be_learned_from(
+    training: dict[str, Any], samples: dict[str, Any], rewards: dict[str, Any], learns: LearnsFrom
+) -> None:
+    found = learns_from(TrainingSettings(**training), SamplesSettings(**samples), RewardsSettings(**rewards))
+    assert found == learns
 
 
 def test_an_interrupted_answer_neither_takes_the_floor_from_its_session_nor_is_given_it() -> None:
     turns = [turn("t0", interrupted=True), turn("t1")]
     said = {"t0": verdict("t0", -1, said=9), "t1": verdict("t1", said=1)}
     hints = {turn_id: no_hint(turn_id) for turn_id in said}
-    assert second_looks(turns, marks(2), said, hints, {}) == due(False, ("t1", 2))
-    assert second_looks(turns[:1], marks(1), said, hints, {}) == due(True)
-    assert second_looks(turns, marks(2), {"t1": said["t1"]}, hints, {}) == due(False)
+    assert second_looks(turns, marks(2), said, hints, {}, all_teach) == due(False, ("t1", 2))
+    assert second_looks(turns[:1], marks(1), said, hints, {}, all_teach) == due(True)
+    assert second_looks(turns, marks(2), {"t1": said["t1"]}, hints, {}, all_teach) == due(False)
 
 
 def test_of_what_is_over_the_newest_ids_are_remembered_and_each_once() -> None:

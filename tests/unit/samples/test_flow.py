@@ -1,6 +1,7 @@
 """Exchanges to samples through all three stages, in memory."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from clawstream.config import JudgeSettings
 from clawstream.events import (
     Event,
     ExchangeCompleted,
+    FinishReason,
     HintAbsence,
     HintAbsent,
     HintFound,
+    LearnsFrom,
     Question,
     RefusalReason,
     SampleAssembled,
@@ -193,6 +196,45 @@ def test_a_session_without_a_sample_gets_a_second_look_at_its_best_turn_when_it_
     assert (sample.turn_id, sample.revision, sample.reward, sample.hint) == (first.exchange_id, 1, 1, None)
     assert [refused.reason for refused in log.of(SampleRefused)] == [RefusalReason.NO_SIGNAL] * 2
     assert sum("reply 1" in asked for asked in judge.asked if "<session>" in asked) == 3
+
+
+class Hinting(Oracle):
+    """Offers a hint on each turn and takes no side, but once it sees the whole session."""
+
+    async def ask(self, system: str, user: str, *, seed: int):  # type: ignore[no-untyped-def]
+        hint = "\\boxed{1} [HINT_START]Leave out the headings.[HINT_END]"
+        self.replies = GOOD if "<session>" in user else {Question.SCORE: ["\\boxed{0}"], Question.HINT: [hint]}
+        return await super().ask(system, user, seed=seed)
+
+
+@given(SEEDS)
+def test_a_hint_takes_the_second_look_from_a_session_only_where_hints_are_learned_from(seed: int) -> None:
+    def of(learns: LearnsFrom) -> list[tuple[int, int | None]]:
+        flow = Flow(Hinting(), learns=learns)
+        log = flow.run(conversation(["ask", "ask", "done"]), random.Random(seed), restarts=0.1)
+        return [(sample.revision, sample.reward) for sample in log.of(SampleAssembled)]
+
+    assert of(LearnsFrom()) == [(0, None)]
+    assert of(LearnsFrom(hints=False)) == [(0, None), (1, 1)]
+    assert of(LearnsFrom(verdicts=False, hints=False)) == [(0, None)]
+
+
+@given(SEEDS)
+def test_an_answer_that_gives_no_sample_is_not_its_session_s_one_sample(seed: int) -> None:
+    class Torn(Oracle):
+        """Decided on the first answer, and on the second only once it sees the whole session."""
+
+        async def ask(self, system: str, user: str, *, seed: int):  # type: ignore[no-untyped-def]
+            self.replies = GOOD if "<session>" in user or "answer 1" not in user else UNDECIDED
+            return await super().ask(system, user, seed=seed)
+
+    first, *others = conversation(["ask", "ask", "ask", "done"])
+    assert isinstance(first, ExchangeCompleted)
+    cut = replace(first, finish_reason=FinishReason.LENGTH)
+    log = Flow(Torn()).run([cut, *others], random.Random(seed), restarts=0.1)
+    [look] = [verdict.turn_id for verdict in log.of(VerdictReached) if verdict.revision == 1]
+    assert [(one.turn_id, one.revision) for one in log.of(SampleAssembled)] == [(look, 1)]
+    assert look != first.exchange_id
 
 
 def test_a_session_that_stays_undecided_is_refused_and_says_so() -> None:

@@ -5,6 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 
 from clawstream.events import (
@@ -88,7 +89,8 @@ def test_a_prompt_of_a_gateway_that_had_forgotten_an_answer_gets_its_hint_too() 
     assert [without_hint(sample) for sample in samples] == [sample.prompt_ids for sample in samples]
 
 
-def test_a_prompt_that_the_same_code_does_not_give_again_gets_no_hint() -> None:
+@pytest.mark.parametrize("score", [-1, 0])
+def test_a_prompt_that_the_same_code_does_not_give_again_gets_no_hint(score: int) -> None:
     class Changed(Letters):
         """A template that has changed since the prompt was asked."""
 
@@ -98,8 +100,15 @@ def test_a_prompt_that_the_same_code_does_not_give_again_gets_no_hint() -> None:
     session = Session()
     session.ask([user("a")], "one")
     session.ask([user("a"), assistant("one"), user("b")], "two")
-    log = Flow(ALWAYS, renderer=Changed()).run(session.written)
-    assert [refused.reason for refused in log.of(SampleRefused)] == [RefusalReason.HINT_UNRENDERABLE]
+    judge = Oracle({**ALWAYS.replies, Question.SCORE: [f"\\boxed{{{score}}}"]})
+    log = Flow(judge, renderer=Changed()).run(session.written)
+    refused = [one.reason for one in log.of(SampleRefused)]
+    if score:
+        assert not refused
+        [sample] = log.of(SampleAssembled)
+        assert (sample.reward, sample.hint, sample.hinted_prompt_ids) == (score, None, None)
+    else:
+        assert refused == [RefusalReason.HINT_UNRENDERABLE]
 
 
 def test_an_exchange_of_which_nothing_was_spliced_was_rendered() -> None:

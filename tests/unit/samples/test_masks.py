@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.floor import mask
 from clawstream.conversation.messages import LONGEST_CYCLE_TOKENS, LOOP_TIMES, LOOP_TOKENS, loops
 from clawstream.events import FinishReason, RefusalReason
-from clawstream.samples.hinted import mask
 from tests.sessions import Session, user
 
 TOKENS = st.lists(st.integers(0, 20), min_size=1, max_size=200)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.floor import mask
 from clawstream.conversation.messages import Message, text_of
 from clawstream.events import Event, FinishReason, RefusalReason, SampleAssembled, SampleRefused
-from clawstream.samples.hinted import mask, with_hint
+from clawstream.samples.hinted import with_hint
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState as State
 from tests import recorded

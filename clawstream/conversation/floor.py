@@ -1,0 +1,131 @@
+"""What can be learned from an answer, and the second looks of sessions that taught nothing (the floor). Pure.
+
+A token without the log-prob of the policy that sampled it is not trained on; no number stands in for a missing one. A
+second look counts only the turns before `TurnsSettled` on the topic, so its choice does not depend on what else has
+arrived.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from clawstream.config import RewardsSettings, SamplesSettings, TrainingSettings
+from clawstream.conversation.history import SettledTurns
+from clawstream.conversation.messages import loops, parse, text_of, tool_calls_of
+from clawstream.events import (
+    ExchangeCompleted,
+    FinishReason,
+    HintAbsent,
+    HintFound,
+    LearnsFrom,
+    Mask,
+    RefusalReason,
+    TurnPaired,
+    VerdictReached,
+)
+
+Hint = HintFound | HintAbsent
+
+
+def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
+    """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on."""
+    message = parse(answer.message)
+    if not answer.output_ids or not (text_of(message).strip() or tool_calls_of(message)):
+        return RefusalReason.EMPTY_ANSWER
+    if answer.finish_reason is FinishReason.LENGTH:
+        return RefusalReason.TRUNCATED
+    if loops(answer.output_ids):
+        return RefusalReason.LOOPING
+    trained = tuple([int(value is not None and math.isfinite(value)) for value in answer.output_logprobs])
+    if len(trained) != len(answer.output_ids) or not any(trained):
+        return RefusalReason.MISALIGNED
+    return trained
+
+
+def learns_from(training: TrainingSettings, samples: SamplesSettings, rewards: RewardsSettings) -> LearnsFrom:
+    """Return what the trainer can use under these settings."""
+    w_binary, w_opd = training.weights
+    return LearnsFrom(
+        verdicts=w_binary > 0 and rewards.judge > 0,
+        hints=w_opd > 0,
+        hints_off_distribution=samples.off_distribution == "hint_only",
+    )
+
+
+class Teaches(NamedTuple):
+    """Whether the trainer can use a sample of an answer: by a verdict of -1 or 1, and by a hint."""
+
+    by_verdict: bool
+    by_hint: bool
+
+
+def teaches(answer: ExchangeCompleted, learns: LearnsFrom) -> Teaches:
+    """Return what a sample of the answer is of use for; for nothing where it gets none, whatever is said of it."""
+    if isinstance(mask(answer), RefusalReason):
+        return Teaches(False, False)
+    is_own = answer.sampling.of_the_policy
+    return Teaches(learns.verdicts and is_own, learns.hints and (is_own or learns.hints_off_distribution))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLook:
+    """A turn to be looked at again, in view of the session's first `num_turns` turns."""
+
+    turn_id: str
+    num_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLooks:
+    """The second looks due, in order, and whether all facts for them are known."""
+
+    due: tuple[SecondLook, ...]
+    settled: bool
+
+
+def second_looks(
+    turns: Sequence[TurnPaired],
+    marks: Sequence[SettledTurns],
+    verdicts: Mapping[str, VerdictReached],
+    hints: Mapping[str, Hint],
+    looks: Mapping[str, VerdictReached],
+    taught_by: Callable[[str], Teaches | None],
+) -> SecondLooks:
+    """Return the second looks that are due in a session.
+
+    `turns` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
+    `taught_by` says of a turn what its answer can teach; None: the answer is not known yet. At each mark a session
+    without a sample that the trainer can use gets one more look, at a turn that a verdict would make such a sample of;
+    no turn gets two. Interrupted answers don't count here, since the settings decide whether they have samples.
+    """
+    due: dict[str, SecondLook] = {}
+    served: set[int] = set()
+    for mark in marks:
+        seen = turns[mark.start : mark.num_turns]
+        if any(turn.turn_id not in verdicts or turn.turn_id not in hints for turn in seen):
+            return SecondLooks(due=tuple(due.values()), settled=False)
+        known = {turn.turn_id: taught_by(turn.turn_id) for turn in seen if not turn.interrupted}
+        whole = {turn_id: by for turn_id, by in known.items() if by is not None}
+        if len(whole) < len(known):
+            return SecondLooks(due=tuple(due.values()), settled=False)
+        if any(_serves(by, verdicts[turn_id], hints[turn_id]) for turn_id, by in whole.items()):
+            continue
+        # The turn with most votes for or against it; of equals `max` keeps the earliest.
+        best = max(
+            (turn_id for turn_id, by in whole.items() if by.by_verdict),
+            key=lambda turn: verdicts[turn].num_positive + verdicts[turn].num_negative,
+            default=None,
+        )
+        if best is None or best in due or mark.start in served:
+            continue
+        due[best] = SecondLook(turn_id=best, num_turns=mark.num_turns)
+        if best not in looks:
+            return SecondLooks(due=tuple(due.values()), settled=False)
+        if looks[best].score in (-1, 1):
+            served.add(mark.start)
+    return SecondLooks(due=tuple(due.values()), settled=True)
+
+
+def _serves(by: Teaches, verdict: VerdictReached, hint: Hint) -> bool:
+    return (by.by_hint and isinstance(hint, HintFound)) or (by.by_verdict and verdict.score in (-1, 1))
