@@ -187,8 +187,9 @@ class Session:
         return self.written[-1]  # type: ignore[return-value]
 
     def rate(
-        self, exchange_id: str, score: float | None, source: FeedbackSource = FeedbackSource.PERSON, *, name: str = ""
-    ) -> FeedbackGiven:
+        self, exchange_id: str, score: float | None, source: FeedbackSource = FeedbackSource.PERSON, *, name: str = "",
+        text: str | None = None,
+    ) -> FeedbackGiven:  # fmt: skip
         """Feedback on an answer; with a `name` it is the same feedback each time."""
         self.num_rated += 1
         given = FeedbackGiven(
@@ -198,7 +199,7 @@ class Session:
             key_name=None,
             source=source,
             score=score,
-            text="so so" if score is None else None,
+            text="so so" if score is None and text is None else text,
             given_at_ms=0,
         )
         self.written.append(given)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from clawstream.cli.process import Context
+from clawstream.cli.process import Context, gateway_url
 from clawstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -187,9 +187,7 @@ def _provider(settings: "Settings", *, name: str, url: str | None, key: str | No
     from clawstream.cli.openclaw_config import Provider
 
     gateway = settings.gateway
-    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
-    base_url = (url or f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}").rstrip("/")
-    base_url = base_url if base_url.endswith("/v1") else f"{base_url}/v1"
+    base_url = gateway_url(settings, url)
     own = gateway.api_key.get_secret_value() if gateway.api_key is not None else _NO_KEY
     api_key, model = key or own, settings.policy.served_model
     context_tokens, thinks = _served(base_url, api_key, model)

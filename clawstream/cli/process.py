@@ -183,6 +183,14 @@ def hide_torch() -> None:
         sys.modules["torch"] = None  # type: ignore[assignment]  # makes `import torch` fail
 
 
+def gateway_url(settings: Settings, url: str | None) -> str:
+    """Return the gateway's address, ending in /v1: `url`, or what the settings say as seen from this machine."""
+    gateway = settings.gateway
+    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
+    found = (url or f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}").rstrip("/")
+    return found if found.endswith("/v1") else f"{found}/v1"
+
+
 @contextmanager
 def database(settings: Settings) -> Iterator[str]:
     """Yield the database's URL; where the installation is stopped, its own Postgres runs during the block."""

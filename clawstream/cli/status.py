@@ -101,7 +101,7 @@ def _judge(settings: Settings, found: "Status") -> "JudgeReachability | None":
 def judge_line(settings: JudgeSettings, judge: "JudgeReachability | None", now_ms: int) -> str:
     """Return how the judge fares, in words."""
     if settings.url is None:
-        return "judge: none is set (judge.url): thumbs alone teach, words do not"
+        return "judge: none is set (judge.url): thumbs, and words given as feedback, teach; what is said next does not"
     if judge is None:
         return f"judge: {harmless(settings.model)} at {harmless(settings.url)} was not asked yet"
     heard = f"asked last {_ago(judge.heard_ms, now_ms)}"
@@ -191,7 +191,7 @@ def _learned(told: "LearnedFrom | None") -> dict[str, str]:
     if told is None or not told.samples:
         return {}
     return {
-        "learned from": f"{told.samples} samples: {told.with_feedback} with thumbs or scores, {told.judged} judged, "
+        "learned from": f"{told.samples} samples: {told.with_feedback} with feedback, {told.judged} judged, "
         f"{told.hinted} with a hint"
     }
 

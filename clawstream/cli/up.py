@@ -182,7 +182,11 @@ def _greet(
     where = f"  policy   {model_path}\n  Kafka    {addresses.kafka}\n  logs     {settings.data_dir / 'logs'}"
     console.print(where, soft_wrap=True)
     if settings.judge.url is None:
-        console.print("  [yellow]no judge is set (judge.url): thumbs alone teach (POST /v1/feedback), words do not[/]")
+        console.print(
+            "  [yellow]no judge is set (judge.url): thumbs and words of POST /v1/feedback teach, what is said next "
+            "does not[/]",
+            soft_wrap=True,
+        )
     elif no_vote is None:
         console.print(f"  judge    {settings.judge.model} at {settings.judge.url}", soft_wrap=True)
     else:

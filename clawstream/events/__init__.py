@@ -49,6 +49,7 @@ from clawstream.events.groups import (
     TrajectoryStep,
 )
 from clawstream.events.judging import (
+    MIN_HINT_CHARACTERS,
     FeedbackGiven,
     FeedbackSource,
     HintAbsence,

@@ -4,6 +4,7 @@ Revision 0 is the ordinary look at a turn. Revision 1 is a second look, at one t
 the rule that asks for it is "the floor".
 """
 
+import re
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,6 +12,9 @@ from hashlib import sha256
 from typing import ClassVar
 
 from clawstream.events.base import LogProbs, SessionEvent, TokenIds, derived_id
+
+MIN_HINT_CHARACTERS = 11
+_UNRENDERABLE = re.compile("[\x00\ud800-\udfff]")
 
 
 class Question(StrEnum):
@@ -192,3 +196,14 @@ class FeedbackGiven(SessionEvent):
     score: float | None  # -1 to 1; None: words only
     text: str | None
     given_at_ms: int  # since the epoch, UTC
+
+    @property
+    def hint(self) -> str | None:
+        """A person's words on how the answer should have been; None: there are none.
+
+        Words beside a score above 0 are praise, and a few characters are no more than another thumb.
+        """
+        if self.source is not FeedbackSource.PERSON or self.text is None or (self.score or 0) > 0:
+            return None
+        words = _UNRENDERABLE.sub("\ufffd", self.text).strip()
+        return words if len(words) >= MIN_HINT_CHARACTERS else None

@@ -13,9 +13,9 @@ NOBODY = "nobody"  # a sample's `judge` where no judge was asked
 class RefusalReason(StrEnum):
     """Why a turn, or a whole session, gives no sample."""
 
-    NO_SIGNAL = "no_signal"  # neither a hint, nor a verdict of -1 or 1, nor a score by feedback
-    NO_NEXT_STATE = "no_next_state"  # the session ended, and none of its answers was paired with a next state
-    FLOOR_UNDECIDED = "floor_undecided"  # the second look that the floor asks for gave no -1 or 1 either
+    NO_SIGNAL = "no_signal"  # neither a hint, nor a verdict of -1 or 1, nor a score or a hint by feedback
+    NO_NEXT_STATE = "no_next_state"  # the session ended and no turn of it was paired
+    FLOOR_UNDECIDED = "floor_undecided"  # the floor's second look gave no -1 or 1 either
     EMPTY_ANSWER = "empty_answer"
     TRUNCATED = "truncated"  # the answer ran into max_tokens
     LOOPING = "looping"  # the answer ends in the same tokens over and over
@@ -108,14 +108,15 @@ class SampleAssembled(SessionEvent):
     person_reward: float | None = None  # the newest score by this source; None: it gave none
     environment_reward: float | None = None
     heuristic_reward: float | None = None
-    num_feedback: int | None = None  # how often feedback had changed a source's score by then; None: never
-    teacher: str | None = None  # the engine that scored as the teacher; None: the trainer scores with its own weights
+    num_feedback: int | None = None  # how often feedback had changed a source's score, or a person's hint; None: never
+    teacher: str | None = None  # the engine whose scores these are; None: the trainer is to score by its own weights
     teacher_logprobs: LogProbs | None = None  # of the response after the hinted prompt, at temperature 1
     student_logprobs: LogProbs | None = None  # by the policy's engine after the prompt, at temperature 1
     student_version: int | None = None  # the version that those are of; None exactly when the three fields above are
     group_id: str | None = None  # the task that its session is an attempt at; None: it belongs to no group
     step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
     refreshed_id: str | None = None  # the refreshed answer that this is a sample of; None: of the turn's own answer
+    hint_by_person: bool = False  # the hint is a person's own words; False: it is a judge's, or there is none
 
     @property
     def learned_reward(self) -> float | None:
@@ -129,10 +130,11 @@ class SampleAssembled(SessionEvent):
 
     @property
     def event_id(self) -> str:
-        """One per answer, look and known feedback (how much there is, and its scores)."""
+        """One per answer, look and known feedback (its number, its scores and a person's hint)."""
         heard = (self.num_feedback, self.person_reward, self.environment_reward, self.heuristic_reward)
         look = (self.answer_id, self.judge, self.prompt_version, self.revision)
-        return derived_id("SampleAssembled", *look, *(() if self.num_feedback is None else heard))
+        words = (self.hint,) if self.hint_by_person else ()
+        return derived_id("SampleAssembled", *look, *(() if self.num_feedback is None else heard), *words)
 
     @property
     def sample_id(self) -> str:

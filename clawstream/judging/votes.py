@@ -29,6 +29,7 @@ from clawstream.conversation.history import (
 from clawstream.conversation.messages import parse
 from clawstream.events import (
     EVERYTHING,
+    MIN_HINT_CHARACTERS,
     Event,
     ExchangeCompleted,
     ExchangeFailed,
@@ -53,7 +54,6 @@ _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
 _HINT = re.compile(r"\[HINT_START\](.*?)\[HINT_END\]", re.DOTALL)
 _ALLOWED = {Question.SCORE: {-1, 0, 1}, Question.HINT: {-1, 1}}
 _SCORES = {"-1": -1, "0": 0, "1": 1, "+1": 1}
-MIN_CHARACTERS = 11
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
 
@@ -105,7 +105,7 @@ def choose(votes: Sequence[VoteCast], *, quorum: int) -> str | HintAbsence:
     if len(offered) < quorum:
         return HintAbsence.OUTVOTED
     longest = max(offered, key=len)
-    return longest if len(longest) >= MIN_CHARACTERS else HintAbsence.TOO_SHORT
+    return longest if len(longest) >= MIN_HINT_CHARACTERS else HintAbsence.TOO_SHORT
 
 
 def offers(votes: Sequence[VoteCast]) -> list[str]:

@@ -142,8 +142,8 @@ class LearnedFrom(NamedTuple):
     """How many samples the steps learned from, by their signals."""
 
     samples: int = 0
-    with_feedback: int = 0  # by people, an environment or a heuristic
-    judged: int = 0  # by a judge, with feedback or without
+    with_feedback: int = 0  # a thumb, a score, words or a heuristic's
+    judged: int = 0  # by a model, with feedback or without
     hinted: int = 0
 
 

@@ -2,7 +2,8 @@
 
 A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. An answer without a
 verdict is due once there is feedback on it and no verdict is to come. Newer feedback makes both due again. A refreshed
-answer's sample depends on that answer and the hint alone, never on scores of the turn's own answer.
+answer's sample depends on that answer and the hint alone, a person's or else a judge's, never on scores of the turn's
+own answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,22 +44,34 @@ from clawstream.samples.session import (
 )
 
 
-def _made_whole(session: JoiningState, event: Event) -> list[tuple[VerdictKey, AnswerRefreshed]]:
+def _made_whole(session: JoiningState, event: Event, *, judged: bool) -> list[tuple[VerdictKey, AnswerRefreshed]]:
     """Return the pairs of hint and refreshed answer that `event`, the newest fact, may have completed."""
     match event:
-        case AnswerRefreshed() | HintFound() | TeacherScored():
-            turn_id = event.turn_id
+        case AnswerRefreshed() | HintFound() | HintAbsent() | TeacherScored() | FeedbackGiven() | TurnOrphaned():
+            turn_ids = [event.turn_id]
         case ExchangeCompleted():
-            turn_id = event.exchange_id
+            turn_ids = [event.exchange_id]
+        case TurnsSettled():
+            turn_ids = list(session.refreshed)
         case _:
             return []
+    return [pair for turn_id in turn_ids for pair in _pairs(session, turn_id, event, judged=judged)]
+
+
+def _pairs(
+    session: JoiningState, turn_id: str, event: Event, *, judged: bool
+) -> list[tuple[VerdictKey, AnswerRefreshed]]:
     given = [one for one in session.refreshed.get(turn_id, {}).values() if one.message is not None]
     if not given or turn_id not in session.answers:
         return []
     if isinstance(event, AnswerRefreshed):
         given = [one for one in given if one.event_id == event.event_id]
-    keys = [key for key, found in session.hints.items() if key.turn_id == turn_id and isinstance(found, HintFound)]
-    if isinstance(event, HintFound | TeacherScored):
+    told = opinions_of(session, turn_id).hint is not None
+    of_turn = [(key, found) for key, found in session.hints.items() if key.turn_id == turn_id]
+    keys = [key for key, found in of_turn if told or isinstance(found, HintFound)]
+    if told and not keys and (not judged or never_judged(session, [turn_id])):
+        keys = [_alone(turn_id)]
+    if isinstance(event, HintFound | HintAbsent | TeacherScored):
         keys = [key for key in keys if key == judged_of(event)]
     return [(key, one) for key in keys for one in given if (key, one.event_id) not in session.scored_anew]
 
@@ -99,7 +112,7 @@ def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> 
         for key in dict.fromkeys(keys)
         if session.joined.get(key, -1) < opinions_of(session, key.turn_id).num_changes
     ]
-    return [*own, *(Due(key, given) for key, given in _made_whole(session, event))]
+    return [*own, *(Due(key, given) for key, given in _made_whole(session, event, judged=judged))]
 
 
 def _completed(session: JoiningState, event: Event) -> list[VerdictKey]:
@@ -126,6 +139,8 @@ def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> 
     """Return the answers with new feedback that get no verdict, as `event` shows; without judges, all of them."""
     match event:
         case FeedbackGiven() | TurnOrphaned():
+            turn_ids = [event.turn_id]
+        case TeacherScored() if judged_of(event) == _alone(event.turn_id):
             turn_ids = [event.turn_id]
         case ExchangeCompleted() | ExchangeFailed() | TurnsSettled():
             turn_ids = list(session.feedback)

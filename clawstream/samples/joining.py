@@ -1,9 +1,10 @@
 """Join an answer with what judges and people said of it into a sample, or say why there is none. Pure.
 
 The one rule: a sample depends only on its answer, its verdict, its hint (with the teacher's scores, where an engine is
-the teacher) and the feedback that it counts. It is written when the last of these facts is read, so the same facts give
-the same bytes in any order. An answer without a hint, a score other than 0 or feedback gets no sample, unless it is a
-step of a group: the attempt's outcome rewards it. Later feedback makes a newer sample.
+the teacher) and the feedback that it counts. A person's hint is in the place of a judge's. It is written when the last
+of these facts is read, so the same facts give the same bytes in any order. An answer without a hint, a score other than
+0 or feedback gets no sample, unless it is a step of a group: the attempt's outcome rewards it. Later feedback makes a
+newer sample.
 """
 
 from dataclasses import replace
@@ -150,6 +151,7 @@ class _SampleSignals(NamedTuple):
     """The hint and the rewards of a sample."""
 
     hint: str | None
+    by_person: bool  # whether the hint is a person's own words
     parts: Parts
     num_feedback: int
     total: float | None
@@ -176,7 +178,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
     hinted = hinted_prompt(session, answer, request, said.hint, rules.renderer)
     if hinted.token_ids is None:
         return _Joined(plain if said.without_hint else RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
-    sample = replace(plain, hint=said.hint, hinted_prompt_ids=hinted.token_ids)
+    sample = replace(plain, hint=said.hint, hinted_prompt_ids=hinted.token_ids, hint_by_person=said.by_person)
     if rules.asks is None:
         return _Joined(sample, hinted.recalled)
     call = _scoring(sample, sought.key, rules.asks.teacher, hinted.token_ids)
@@ -194,23 +196,25 @@ def _said(
     """Return the answer's signals, or why it gets no sample; for a refreshed answer only the hint counts."""
     key, of_its_own = sought.key, sought.given is None
     found, verdict = session.hints.get(key), session.verdicts.get(key) if of_its_own else None
-    hint = found.hint if isinstance(found, HintFound) else None
+    words = opinions_of(session, key.turn_id).hint
+    hint = words or (found.hint if isinstance(found, HintFound) else None)
     judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
     opinions = opinions_of(session, key.turn_id) if of_its_own else Opinions()
-    without_hint = judged is not None or bool(opinions.num_changes)
+    without_hint = judged is not None or bool(opinions.scores)
     floor = key.revision == FLOOR_LOOK
     by_outcome = rules.grouped and answer.exchange.group_id is not None  # the attempt's outcome may be its only reward
     if hint is None and not without_hint and (floor or not by_outcome):
         return RefusalReason.FLOOR_UNDECIDED if floor else RefusalReason.NO_SIGNAL
     if answer.interrupted and not (rules.interrupted and answer.exchange.versions):
         return RefusalReason.INTERRUPTED
-    parts = parts_of(judged, opinions)
+    parts, num_feedback = parts_of(judged, opinions), opinions.num_changes
+    by_person = words is not None
     if answer.exchange.sampling.of_the_policy:
-        return _SampleSignals(hint, parts, opinions.num_changes, reward_of(parts, rules.weights), without_hint)
+        return _SampleSignals(hint, by_person, parts, num_feedback, reward_of(parts, rules.weights), without_hint)
     if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
         return RefusalReason.OFF_DISTRIBUTION
     # A reward would weigh tokens by probabilities with which they were not drawn.
-    return _SampleSignals(hint, parts._replace(judge=None), opinions.num_changes, None, without_hint=False)
+    return _SampleSignals(hint, by_person, parts._replace(judge=None), num_feedback, None, without_hint=False)
 
 
 def _without_hint(

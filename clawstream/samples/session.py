@@ -90,9 +90,10 @@ def as_far_as_sent(failed: ExchangeFailed) -> ExchangeCompleted | None:
 class Opinions(NamedTuple):
     """What was said of one answer."""
 
-    num_changes: int = 0  # how often a source's score changed; `num_feedback` of samples
+    num_changes: int = 0  # how often a source's score or the person's hint changed; `num_feedback` of samples
     scores: Mapping[FeedbackSource, float] = MappingProxyType({})
     ids: tuple[str, ...] = ()  # of the feedback, the newest last
+    hint: str | None = None  # a person's newest; None: none was given, or a score above 0 came after it
 
 
 class Parts(NamedTuple):
@@ -107,7 +108,8 @@ class Parts(NamedTuple):
 def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
     """Return the opinions with `given` among them; the same object if `given` was read before.
 
-    Words alone, or a score equal to the source's newest, change no score. Raises UnusableEvent for an invalid score.
+    A score equal to the source's newest changes nothing, and neither do words that are no hint. Raises UnusableEvent
+    for an invalid score.
     """
     if given.score is not None and not (isfinite(given.score) and abs(given.score) <= 1):
         raise UnusableEvent(
@@ -116,9 +118,13 @@ def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
     if given.feedback_id in opinions.ids:
         return opinions
     ids = (*opinions.ids, given.feedback_id)[-REMEMBERED_IDS:]
-    if given.score is None or given.score == opinions.scores.get(given.source):
-        return opinions._replace(ids=ids)
-    return Opinions(opinions.num_changes + 1, MappingProxyType({**opinions.scores, given.source: given.score}), ids)
+    is_content = given.source is FeedbackSource.PERSON and (given.score or 0) > 0
+    hint = given.hint or (None if is_content else opinions.hint)
+    scores = opinions.scores
+    if given.score not in (None, scores.get(given.source)):
+        scores = MappingProxyType({**scores, given.source: given.score})
+    is_news = scores is not opinions.scores or hint != opinions.hint
+    return Opinions(opinions.num_changes + is_news, scores, ids, hint)
 
 
 def parts_of(judged: int | None, opinions: Opinions) -> Parts:
@@ -194,7 +200,7 @@ class JoiningState(NamedTuple):
     feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
-    scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer that were written
+    scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer, written
     joined: Mapping[VerdictKey, int] = MappingProxyType({})  # written samples, with the newest one's `num_feedback`
     recalled: RecalledPrompts = RecalledPrompts()
     over: Over = MappingProxyType({})
@@ -273,7 +279,10 @@ def _learn_feedback(session: JoiningState, event: FeedbackGiven) -> JoiningState
     lost = _unplaced(session, feedback)[:-MAX_UNPLACED]
     for turn_id in lost:
         del feedback[turn_id]
-    return session._replace(feedback=MappingProxyType(feedback), lost=tuple(lost))
+    anew = session.scored_anew
+    if after.hint != before.hint:
+        anew = frozenset(pair for pair in anew if pair[0].turn_id != event.turn_id)
+    return session._replace(feedback=MappingProxyType(feedback), lost=tuple(lost), scored_anew=anew)
 
 
 def _learn_refreshed(session: JoiningState, event: AnswerRefreshed) -> JoiningState:

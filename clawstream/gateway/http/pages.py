@@ -98,7 +98,7 @@ async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: C
     except TryLater as error:
         raise unavailable(str(error)) from error
     given = {"feedback_id": event.feedback_id, "response_id": body["response_id"], "session_id": session_id}
-    said = {"source": event.source.value, "score": event.score, "text": event.text}
+    said = {"source": event.source.value, "score": event.score, "text": event.text, "hint": event.hint is not None}
     return 201, {"object": "feedback", **given, **said, "created": event.given_at_ms // 1000}
 
 

@@ -1,12 +1,16 @@
 """What somebody says of an answer outside the conversation."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from clawstream.cli import app
+from clawstream.errors import OperatorError
 from clawstream.events import FeedbackGiven, FeedbackSource
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
@@ -72,6 +76,62 @@ async def test_words_alone_are_no_score(gateway: RunningGateway) -> None:
         await give(gateway, response_id=answer.body["id"], text=words)
     short, long = await given(gateway)
     assert (short.score, short.text, long.text) == (None, "a\ud800b\x00c", "x" * MAX_TEXT)
+
+
+async def test_the_gateway_says_whether_words_are_a_hint(gateway: RunningGateway) -> None:
+    answer = await gateway.chat()
+    said: list[dict[str, Any]] = [
+        {"text": "Show the steps."},
+        {"thumb": "up", "text": "Show the steps."},
+        {"thumb": "up"},
+    ]
+    given_back = [await give(gateway, response_id=answer.body["id"], **one) for one in said]
+    assert [response.body["hint"] for response in given_back] == [True, False, False]
+
+
+async def test_a_past_answer_is_annotated_from_a_shell(gateway: RunningGateway, tmp_path: Path) -> None:
+    turn_id = (await gateway.chat()).body["id"].removeprefix("chatcmpl-")
+    settings = tmp_path / "clawstream.toml"
+    settings.write_text(f'data_dir = "{tmp_path}"\n')
+
+    async def said(*options: str, url: str = gateway.url) -> Result:
+        argv = ["-c", str(settings), "feedback", *options, "--url", url]
+        return await asyncio.to_thread(CliRunner().invoke, app, argv)
+
+    done = await said(turn_id, "--score", "-0.5", "--hint", "Show the steps.")
+    assert (done.exit_code, done.stdout) == (0, f"recorded: the score and the words on {turn_id}\n")
+    plain = await said(turn_id, "--hint", "Show the steps.", "--json")
+    assert json.loads(plain.stdout)["hint"] is True
+    assert [(one.turn_id, one.score, one.text) for one in await given(gateway)] == [
+        (turn_id, -0.5, "Show the steps."),
+        (turn_id, None, "Show the steps."),
+    ]
+    praised = await said(turn_id, "--score", "1", "--hint", "Show the steps.")
+    assert "the words are recorded alone" in praised.stderr
+    older = await said(UNKNOWN, "--score", "1", "--session", "s7")
+    assert older.exit_code == 0
+    for refused, words in (
+        (await said(turn_id), "nothing is said of the answer"),
+        (await said(UNKNOWN, "--score", "1"), "Here that is --session"),
+        (await said(turn_id, "--score", "1", url="http://127.0.0.1:9"), "no gateway answers at http://127.0.0.1:9/v1"),
+    ):
+        assert isinstance(refused.exception, OperatorError)
+        assert words in str(refused.exception)
+    assert len(await given(gateway)) == 4
+
+
+async def test_a_shell_shows_its_key(tokenizer_folder: Path, tmp_path: Path) -> None:
+    settings, keys_file = tmp_path / "clawstream.toml", tmp_path / "keys.json"
+    settings.write_text(f'data_dir = "{tmp_path}"\n')
+    anna = add_key(keys_file, "anna", Allowance())
+    async with running_gateway(tokenizer_folder, keys_file=keys_file) as gateway:
+        answer = await gateway.chat(headers={"Authorization": f"Bearer {anna}"})
+        argv = ["-c", str(settings), "feedback", answer.body["id"], "--score", "1", "--url", gateway.url]
+        without = await asyncio.to_thread(CliRunner().invoke, app, argv)
+        assert "Name a key in force with --key" in str(without.exception)
+        shown = await asyncio.to_thread(CliRunner().invoke, app, [*argv, "--key", anna])
+        assert shown.exit_code == 0
+        assert [one.key_name for one in await given(gateway)] == ["anna"]
 
 
 async def test_up_down_up_ends_with_up(gateway: RunningGateway) -> None:

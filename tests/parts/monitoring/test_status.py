@@ -78,7 +78,7 @@ def test_a_person_sees_how_many_samples_were_taught_by_thumbs() -> None:
     assert FOUND.log is not None
     told = LearnedFrom(samples=9, with_feedback=7, judged=4, hinted=2)
     text = seen(ADDRESSES, PARTS, replace(FOUND, log=replace(FOUND.log, learned_from=told)))
-    assert "9 samples: 7 with thumbs or scores, 4 judged, 2 with a hint" in text
+    assert "9 samples: 7 with feedback, 4 judged, 2 with a hint" in text
     assert "thumbs" not in seen(ADDRESSES, PARTS, FOUND)
 
 
