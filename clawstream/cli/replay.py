@@ -168,8 +168,9 @@ async def work_on(
 
         teacher = judge_name(settings.teacher.model, settings.teacher.url)
     learns = learns_from(settings.training, settings.samples, settings.rewards)
+    grouped = settings.training.method == "stepwise"
     started, ended = await begin(
-        log, wanted, settings.judge, settings.samples, settings.rewards, learns=learns, teacher=teacher
+        log, wanted, settings.judge, settings.samples, settings.rewards, learns=learns, grouped=grouped, teacher=teacher
     )
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:

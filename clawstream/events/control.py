@@ -58,6 +58,8 @@ class ReplayStarted(ReplayEvent):
     teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
     heuristic_function: str | None = None  # scores turns besides the log's scores; None: none is used
     learns: LearnsFrom = EVERYTHING  # a session without any of it gets a second look
+    judged: bool = True  # False: no judge votes, so that feedback waits for none
+    grouped: bool = False  # attempts at one task are weighed against each other, as `stepwise` needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,7 @@ def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY
     A session is forgotten after `retain_ms` of silence, and a group a day later, so that no group begins twice.
     """
     return (
-        Stage(
-            name="trajectories",
-            reads=READS,
-            step=lambda attempts, record: trajectories.observe(attempts, record.event, record.timestamp_ms),
-            retain_ms=retain_ms,
-        ),
+        trajectories_stage(retain_ms=retain_ms),
         Stage(
             name="groups",
             reads=(topics.GROUPS,),
@@ -35,6 +30,16 @@ def groups_stages(weights: RewardWeights, *, wait_s: float, retain_ms: int = DAY
             clock=_ended_at_ms,
             retain_ms=retain_ms + DAY_MS,
         ),
+    )
+
+
+def trajectories_stage(*, retain_ms: int) -> Stage[trajectories.TrajectoryState, None]:
+    """Return the fold by session, which says which attempts have ended."""
+    return Stage(
+        name="trajectories",
+        reads=READS,
+        step=lambda attempts, record: trajectories.observe(attempts, record.event, record.timestamp_ms),
+        retain_ms=retain_ms,
     )
 
 

@@ -298,11 +298,24 @@ def _attempt_ended(group: GroupState, event: TrajectoryEnded, weights: RewardWei
     if known is not None and (known.revision, known.event_id) >= (event.revision, event.event_id):
         return Step(group)
     group = group._replace(ended=with_entry(group.ended, event.trajectory_id, event))
+    return _settled(group, weights, complete=True) if _is_complete(group) else Step(group)
+
+
+def _is_complete(group: GroupState) -> bool:
+    """Return whether all attempts that the group is to have have ended with an outcome."""
     sizes = [ended.group_size for ended in group.ended.values() if ended.group_size is not None]
     whole = bool(sizes) and len(group.ended) >= max(sizes)
-    if not whole or any(ended.outcome is None for ended in group.ended.values()):
-        return Step(group)
-    return _settled(group, weights, complete=True)
+    return whole and all(ended.outcome is not None for ended in group.ended.values())
+
+
+def settled_at_once(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> list[GroupSettled]:
+    """Return the settlement of each group, in the order of ids, where every attempt that there will be has ended."""
+    groups: dict[str, GroupState] = {}
+    for one in sorted(ended, key=lambda one: (one.group_id, one.ended_at_ms, one.trajectory_id)):
+        group = groups.get(one.group_id) or GroupState(one.group_id, one.ended_at_ms)
+        groups[one.group_id] = group._replace(ended=with_entry(group.ended, one.trajectory_id, one))
+    steps = [_settled(group, weights, complete=_is_complete(group)) for group in groups.values()]
+    return [event for step in steps for event in step.events if isinstance(event, GroupSettled)]
 
 
 def _settled(group: GroupState, weights: RewardWeights, *, complete: bool) -> Step[GroupState, None]:

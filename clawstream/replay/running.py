@@ -23,16 +23,18 @@ from clawstream.events import (
     ReplayEnded,
     ReplayStarted,
     RewardWeights,
+    TrajectoryEnded,
     VotesFrom,
 )
+from clawstream.groups.trajectories import settled_at_once
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.comparing import SCORES, ComparedTurn, Comparison, compare
-from clawstream.replay.registry import Registry, frozen
-from clawstream.replay.stages import samples_sha256
+from clawstream.replay.registry import Registry, ReplayLog, frozen
+from clawstream.replay.stages import Output, samples_sha256
 from clawstream.replay.work import WorkerResult, summed
 from clawstream.stream import topics
-from clawstream.stream.log import Log, PartitionId
-from clawstream.stream.stage import Record, now_ms
+from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -64,12 +66,13 @@ async def begin(
     rewards: RewardsSettings,
     *,
     learns: LearnsFrom = EVERYTHING,
+    grouped: bool = False,
     teacher: str | None = None,
 ) -> tuple[ReplayStarted, ReplayEnded | None]:
     """Return the replay's first event, written now or by an earlier run, and how it ended (None: it has not).
 
-    `learns` is what the trainer can use. Hints are weighed by the recorded scores of `teacher`; None: by the trainer.
-    Raises ConfigError for an invalid name, or one of another replay.
+    `learns` is what the trainer can use, and `grouped` whether it learns from groups. Hints are weighed by the recorded
+    scores of `teacher`; None: by the trainer. Raises ConfigError for an invalid name, or one of another replay.
     """
     refuse_name(wanted.name)
     registry = await Registry.read(log)
@@ -101,6 +104,8 @@ async def begin(
         teacher=teacher,
         heuristic_function=rewards.heuristic_function,
         learns=learns,
+        judged=wanted.votes_from is VotesFrom.NEW or wanted.judge is not None or judge.url is not None,
+        grouped=grouped,
     )
     await log.append([started])
     return started, None
@@ -109,8 +114,10 @@ async def begin(
 async def work_through(
     log: Log, started: ReplayStarted, work: Callable[[ReplayStarted], Awaitable[Sequence[WorkerResult]]]
 ) -> ReplayEnded:
-    """Let `work` do the whole replay, and write to the log how it ended."""
+    """Let `work` do the whole replay, settle its groups, and write to the log how it ended."""
     outcomes = await work(started)
+    if started.grouped:
+        await log.put(_settled(started, [attempt for outcome in outcomes for attempt in outcome.attempts]))
     digests = {name: digest for outcome in outcomes for name, digest in outcome.digests.items()}
     counts = sum((Counter(outcome.counts) for outcome in outcomes), Counter[str]())
     progress = summed([outcome.progress for outcome in outcomes])
@@ -130,6 +137,17 @@ async def work_through(
     )
     await log.append([ended])
     return ended
+
+
+def _settled(started: ReplayStarted, attempts: Sequence[TrajectoryEnded]) -> list[PlacedRecord]:
+    """Return the records of all attempts and of the settlements of their groups; none is late, as all are known."""
+    output = Output(started.replay)
+    ended = sorted(attempts, key=lambda one: (one.group_id, one.trajectory_id))
+    at_ms = {one.event_id: one.ended_at_ms for one in ended}
+    settled = settled_at_once(ended, started.reward_weights)
+    at_ms |= {one.event_id: max(at_ms[attempt] for attempt in one.trajectories) for one in settled}
+    events: list[Event] = [*ended, *settled]
+    return [output.record(event, partition=0, at_ms=at_ms[event.event_id], traceparent=None) for event in events]
 
 
 def shares(started: ReplayStarted, num_workers: int) -> list[list[int]]:

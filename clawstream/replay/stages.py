@@ -1,4 +1,4 @@
-"""Hosts the folds of turns, judging and samples for one partition of a replay, and makes records of their events.
+"""The folds of turns, judging, samples and attempts on one partition of a replay, and their events as records.
 
 A fold gives the same events here as its stage does live, because a stage's events do not depend on the order in which
 records of different topics come. An event gets the time of the record that it follows from. The digest of all samples
@@ -16,6 +16,7 @@ from clawstream.config import JudgeSettings, Settings
 from clawstream.conversation.continuing import Renderer
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, ReplayStarted, SampleAssembled, VotesFrom
+from clawstream.groups.stage import trajectories_stage
 from clawstream.judging.heuristics_stage import heuristic_named, scored_again
 from clawstream.judging.stage import Judge, aggregation, judging_stage
 from clawstream.samples.joining import SampleRules, TeacherRule
@@ -23,7 +24,7 @@ from clawstream.samples.stage import samples_stage
 from clawstream.stream.avro import codec, headers_of, key_bytes
 from clawstream.stream.log import PartitionId, PlacedRecord
 from clawstream.stream.runner.fold import Fold
-from clawstream.stream.stage import Record, Stage
+from clawstream.stream.stage import HEARD_MS, Record, Stage
 from clawstream.stream.topics import replay_topic, topic_of
 from clawstream.turns.stage import turns_stage
 
@@ -141,7 +142,7 @@ def hosted(
     asks = None if started.teacher is None else TeacherRule(started.teacher, waits=False)
     rules = SampleRules(
         renderer, started.off_distribution, started.reward_weights, asks=asks,
-        grouped=settings.training.method == "stepwise", interrupted=settings.samples.interrupted, learns=started.learns,
+        judged=started.judged, grouped=started.grouped, interrupted=settings.samples.interrupted, learns=started.learns,
     )  # fmt: skip
     scored_by = [] if started.heuristic_function is None else [heuristic_named(started.heuristic_function)]
     asking = None
@@ -151,6 +152,8 @@ def hosted(
 
     def stages() -> Sequence[Stage[Any, Any]]:
         turns: list[Stage[Any, Any]] = [turns_stage(), *map(scored_again, scored_by)]
+        if started.grouped:
+            turns.append(trajectories_stage(retain_ms=HEARD_MS))
         if asking is not None:
             return (*turns, asking, samples_stage(rules))
         # Here the samples stage forgets no session, since on the log another judge may have voted on it much later.

@@ -95,6 +95,7 @@ class WorkerResult:
     progress: ReplayProgress
     counts: Mapping[str, int]  # events written, by type
     digests: Mapping[bytes, bytes] = field(repr=False)
+    attempts: Sequence[events.TrajectoryEnded] = field(default=(), repr=False)  # the newest revision of each
 
 
 class ReplayWorker:
@@ -123,6 +124,7 @@ class ReplayWorker:
         self.caller: StageCaller[Any, Any] | None = None
         self.output = Output(started.replay)
         self.progress = ReplayProgress()
+        self._attempts: dict[str, events.TrajectoryEnded] = {}
         self._write_fails = False
 
     async def run(self, numbers: Iterable[int]) -> WorkerResult:
@@ -140,7 +142,18 @@ class ReplayWorker:
                     lanes.create_task(self._work_through(left))
         self.progress.num_samples = len(self.output.digests)
         self._on_progress(self.progress)
-        return WorkerResult(progress=self.progress, counts=dict(self.output.counts), digests=self.output.digests)
+        return WorkerResult(
+            progress=self.progress,
+            counts=dict(self.output.counts),
+            digests=self.output.digests,
+            attempts=tuple(self._attempts.values()),
+        )
+
+    def ended(self, attempt: events.TrajectoryEnded) -> None:
+        """Keep the newest revision of the attempt: its group may have attempts on any partition."""
+        known = self._attempts.get(attempt.trajectory_id, attempt)
+        newer = (attempt.revision, attempt.event_id) >= (known.revision, known.event_id)
+        self._attempts[attempt.trajectory_id] = attempt if newer else known
 
     async def _work_through(self, numbers: Iterator[int]) -> None:
         for number in numbers:
@@ -289,6 +302,9 @@ class _Partition:
 
     def _add(self, cause: Record, caused: Iterable[Event]) -> None:
         for event in caused:
+            if isinstance(event, events.TrajectoryEnded):
+                self._worker.ended(event)
+                continue
             try:
                 put = self._record(cause, event)
                 self._waiting.append(put)

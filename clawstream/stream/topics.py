@@ -31,7 +31,15 @@ POLICY = "clawstream.policy.v1"
 CONTROL = "clawstream.control.v1"
 SCHEMAS = "clawstream.schemas.v1"
 FOR_EVER_MS = -1
-REPLAYED = ("turns", "votes", "verdicts", "hints", "feedback", "samples")  # a replay has its own topics for these
+REPLAYED = (
+    "turns",
+    "votes",
+    "verdicts",
+    "hints",
+    "feedback",
+    "samples",
+    "groups",
+)  # a replay has its own topics for these
 
 _REPLAY = re.compile(r"^clawstream\.replay\.[^.]+\.")
 

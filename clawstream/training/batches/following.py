@@ -19,6 +19,7 @@ from clawstream.events import (
     GroupSettled,
     PolicyPublished,
     RefreshAsked,
+    ReplayStarted,
     RollbackAsked,
     SamplesPromoted,
     VersionPinned,
@@ -26,8 +27,9 @@ from clawstream.events import (
 from clawstream.events.control import promotions
 from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, of_policy
-from clawstream.stream.stage import HEARD_MS
+from clawstream.stream.log import Arrived, EventLog, PartitionId, Undecodable
+from clawstream.stream.runner.offset_reset import ResettableLog
+from clawstream.stream.stage import HEARD_MS, Record
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches.bookmark import Bookmark, Horizon
 from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, DropReason
@@ -115,6 +117,7 @@ class Following:
         self._retraining = retraining
         self._limits = limits
         self._promoted: list[SamplesPromoted] = []
+        self._grouped_replays: set[str] = set()
         self.rollbacks: list[RollbackAsked] = []
         self.pins: list[VersionPinned] = []
         self.replay: str | None = None  # the replay whose samples are read; None: the live ones
@@ -141,6 +144,8 @@ class Following:
         """Read which samples are promoted, which rollbacks are asked for, and which versions are pinned."""
         async for records in self._log.follow([topics.CONTROL], "earliest", until_end=until_end):
             events = of_policy(records, self._settings.policy.id)
+            started = [record.event for record in records if isinstance(record, Record)]
+            self._grouped_replays |= {one.replay for one in started if isinstance(one, ReplayStarted) and one.grouped}
             self._promoted += [event for event in events if isinstance(event, SamplesPromoted)]
             self.rollbacks += [event for event in events if isinstance(event, RollbackAsked)]
             self.pins += [event for event in events if isinstance(event, VersionPinned)]
@@ -148,10 +153,11 @@ class Following:
 
     def turn_to(self, replay: str | None, *, executed_version: int) -> None:
         """Train on the samples of `replay` from now on; waiting samples of another source are read again later."""
-        if replay is not None and self._is_grouped:
+        if replay is not None and self._is_grouped and replay not in self._grouped_replays:
             raise ConfigError(
-                f"training.method = 'stepwise' trains live samples alone, and those of replay {replay} are asked for: "
-                "a replay settles no groups. Nothing is trained. Take another method, or promote the live samples"
+                f"training.method = 'stepwise' learns from groups, and replay {replay} was begun under another method, "
+                "so it settled none. Nothing is trained. Take that method, replay the log again under a new name, or "
+                "promote the live samples"
             )
         for task in self.reading:
             task.cancel()
@@ -215,7 +221,9 @@ class Following:
 
     @property
     def _topics(self) -> list[str]:
-        return [self._topic, topics.GROUPS] if self._is_grouped else [self._topic]
+        if not self._is_grouped:
+            return [self._topic]
+        return [self._topic, topics.GROUPS if self.replay is None else replay_topic(topics.GROUPS, self.replay)]
 
     async def _read(self, topics: Sequence[str], batcher: Batcher, executed_version: int) -> None:
         await self.quarantine.current.wait()

@@ -18,14 +18,15 @@ from tests.flow import Flow, Oracle, Tutor
 from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, Letters
 
 OUTPUTS = (TURNS, VERDICTS, HINTS, SAMPLES)
-SETTINGS = Settings(judge=JudgeSettings(votes=3))
+SETTINGS = Settings(judge=JudgeSettings(votes=3, url="http://127.0.0.1:1/v1"))
 
 
 def run_through(
-    events: Iterable[Event], seed: int, judge: Oracle | None = None, *, teacher: Tutor | None = None
-) -> Flow:
+    events: Iterable[Event], seed: int, judge: Oracle | None = None, *, teacher: Tutor | None = None,
+    judged: bool = True, grouped: bool = False,
+) -> Flow:  # fmt: skip
     """What the live stages make of the exchanges, in any order."""
-    flow = Flow(judge, teacher=teacher)
+    flow = Flow(judge, teacher=teacher, judged=judged, grouped=grouped)
     flow.run(events, random.Random(seed))
     return flow
 
@@ -62,10 +63,12 @@ async def replayed(
     workers: int = 1,
     judge: Judge | None = None,
     teacher: str | None = None,
+    grouped: bool = False,
+    settings: JudgeSettings | None = None,
 ) -> ReplayEnded:
     """Start a replay and work it through."""
-    sections = (SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
-    started, ended = await begin(log, what or wanted(), *sections, teacher=teacher)
+    sections = (settings or SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    started, ended = await begin(log, what or wanted(), *sections, teacher=teacher, grouped=grouped)
     assert ended is None
     return await work_through(log, started, lambda begun: work(log, begun, workers=workers, judge=judge))
 
