@@ -59,6 +59,20 @@ _ABOUT_STYLE = (  # the first that fits counts: a wish for headings uses other w
     (Wish.HEADED, ("under headings", "needs headings", "headings, all", "more headings", "praise", "friendly")),
     (Wish.PLAIN, ("heading", "bold", "plain", "robot", "fancy", "markdown", "casual", "format", "steps", "stiff")),
 )
+_ABOUT_ANOTHER_SUBJECT = (  # what is said of answers that are no sums, and the hint in it
+    ("no meat", "The user eats no meat: name dishes of vegetables, beans or eggs alone."),
+    ("the wind", "The user cycles to work: say how strong the wind is, and from where."),
+    ("no car", "The user has no car: name trains and buses, and where to change."),
+    ("freezes", "It freezes in the user's garden until May: name dates after that."),
+    ("okafor", "Address the landlord as Mr. Okafor, and sign with the user's name."),
+    ("scary", "Children watch too: choose films without fear or violence."),
+    ("my knee", "The user's knee hurts: keep each run short, flat and slow."),
+    ("pronounced", "Put the pronunciation in brackets after each foreign word."),
+    ("the cello", "The user plays the cello: choose pieces for strings."),
+    ("puppy", "The dog is ten weeks old: say what is good for puppies."),
+    ("cost less", "Choose a gift that costs less than a book does."),
+    ("the paper", "Name the newspaper and the day of each report."),
+)
 
 
 class Reaction(StrEnum):
@@ -67,6 +81,7 @@ class Reaction(StrEnum):
     WANTS_STYLE = "wants another style"
     DISPLEASED = "is not pleased, and does not say why"
     WANTS_CORRECTION = "wants the number corrected"
+    ADDS = "adds what to keep in mind, and calls nothing good or bad"
     PLEASED = "is pleased"
     UNCLEAR = "says neither"
 
@@ -79,11 +94,10 @@ class Habits:
     inventions: Sequence[str]  # for a wrong vote, where there is nothing to suggest
 
 
+_OF_STUDENT = Habits(corrections=(f"{_CHECK}; plain words, all steps kept.",), inventions=HINTS[Wish.PLAIN])
+_OF_ALL = Habits(corrections=(f"{_CHECK}.",), inventions=(f"{_CHECK}.",))
 HABITS: Mapping[str, Habits] = MappingProxyType(
-    {
-        "student": Habits(corrections=(f"{_CHECK}; plain words, all steps kept.",), inventions=HINTS[Wish.PLAIN]),
-        "all": Habits(corrections=(f"{_CHECK}.",), inventions=(f"{_CHECK}.",)),
-    }
+    {"student": _OF_STUDENT, "all": _OF_ALL, "blocks": _OF_ALL, "unrelated": _OF_STUDENT}
 )
 
 
@@ -109,6 +123,9 @@ class SimulatedJudge:
         """The hints of which one is due; empty where there is nothing to suggest."""
         if reaction is Reaction.WANTS_CORRECTION:
             return self.habits.corrections
+        if reaction is Reaction.ADDS:
+            other = other_hint(_last_said(prompt))
+            return () if other is None else (other,)
         wish = _wish(_last_said(prompt))
         return () if wish is None else HINTS[wish]
 
@@ -122,6 +139,8 @@ def drawn(*material: object) -> float:
 def read(prompt: str) -> Reaction:
     """Return how the last next state of `prompt` reads; UNCLEAR where there is none."""
     said = _last_said(prompt)
+    if other_hint(said) is not None:
+        return Reaction.ADDS
     if _wish(said) is not None:
         return Reaction.WANTS_STYLE
     if _has(said, _ABOUT_SOMETHING):
@@ -129,6 +148,11 @@ def read(prompt: str) -> Reaction:
     if _has(said, _ABOUT_NUMBER):
         return Reaction.WANTS_CORRECTION
     return Reaction.PLEASED if _has(said, _PRAISE) else Reaction.UNCLEAR
+
+
+def other_hint(said: str) -> str | None:
+    """Return the hint in what is said, in small letters, of another subject than sums; None in other words."""
+    return next((hint for cue, hint in _ABOUT_ANOTHER_SUBJECT if cue in said), None)
 
 
 def _last_said(prompt: str) -> str:
@@ -146,8 +170,8 @@ def _has(said: str, cues: tuple[str, ...]) -> bool:
 
 
 def _score(reaction: Reaction, *, wrong: bool) -> str:
-    score = {Reaction.PLEASED: 1, Reaction.UNCLEAR: 0}.get(reaction, -1)
-    if wrong:
+    score = {Reaction.PLEASED: 1, Reaction.UNCLEAR: 0, Reaction.ADDS: 0}.get(reaction, -1)
+    if wrong and reaction is not Reaction.ADDS:  # so nothing of another subject is ever rewarded
         score = -score if score else 1
     return f"The user {reaction.value}, as I read the reply.\n\\boxed{{{score}}}"
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from clawstream.simulation.subjects import SUBJECTS, UNRELATED
+
 _LABEL = re.compile(r"\s*\w+\s?:")
 _FORMATTING = re.compile(r"^\s{0,3}#|\*\*|__|^\s*(?:[-*]|\d+[.)])\s", re.MULTILINE)
 _HEADING = re.compile(r"^#+ ", re.MULTILINE)
@@ -110,6 +112,12 @@ class PersonTask:
     answer: str
     wants: str | None = None  # whose style; None: their own
     flipped: str | None = None  # whose style they want once preferences flip; None: the one that they want now
+    subject: str | None = None  # of the question; None: a problem, whose answer counts
+
+    @property
+    def speaker(self) -> str:
+        """Who talks, by the names that the command `talk` takes."""
+        return self.persona if self.subject is None else UNRELATED
 
     @property
     def wish(self) -> str:
@@ -134,9 +142,11 @@ def tasks(text: str) -> list[PersonTask]:
         try:
             row = json.loads(line)
             task = PersonTask(
-                persona=row["persona"], question=row["question"], answer=row["answer"], flipped=row.get("flipped")
-            )
+                persona=row["persona"], question=row["question"], answer=row["answer"], flipped=row.get("flipped"),
+                subject=row.get("subject"),
+            )  # fmt: skip
             _known = MANNERS[task.persona], MANNERS[task.flipped or task.persona]
+            _known_subject = task.subject is None or SUBJECTS[task.subject]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} is {line!r}, expected persona (one of {', '.join(MANNERS)}), question and answer; "
@@ -157,6 +167,8 @@ def wordings_of(persona: str, *, real: bool) -> Sequence[str]:
 
 
 def ask(task: PersonTask, rng: random.Random) -> str:
+    if task.subject is not None:
+        return task.question
     return rng.choice(wordings_of(task.persona, real=not task.is_sum)).format(question=task.question)
 
 
@@ -170,7 +182,12 @@ def impression(task: PersonTask, answer: str) -> Impression:
 
 
 def react(task: PersonTask, felt: Impression, rng: random.Random, *, hint_share: float) -> str:
-    """Return what the person says; `hint_share` of complaints about the style say what is wanted instead."""
+    """Return what the person says; `hint_share` of complaints about the style say what is wanted instead.
+
+    Of another subject each says the same of whatever is answered.
+    """
+    if task.subject is not None:
+        return SUBJECTS[task.subject].reaction
     words = MANNERS[task.wish].complaints if felt is Impression.OFF_STYLE else REACTIONS[felt]
     said = rng.choice(words)
     if felt is Impression.OFF_STYLE and rng.random() >= hint_share:

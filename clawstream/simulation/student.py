@@ -2,8 +2,9 @@
 
 A session is closed by its last request (X-Session-Done), and a failed request ends its session. Run as
 `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one object a
-line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`, and `flip`: in sessions that
-start after it each person wants what their line of the file calls `flipped`. `pause` and `go N` are answered by
+line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`, and two of what counts in
+sessions that start after it: `talk NAME`, NAME talks alone (a persona, or `unrelated`: other subjects than sums), and
+`flip`, each person wants what their line of the file calls `flipped`. `pause` and `go N` are answered by
 {"event": "paused"} once no session is open.
 """
 
@@ -144,9 +145,11 @@ class StudentPool(Generic[T]):
 
     def __init__(
         self, student: Talker[T], sums: Iterable[T], *, seed: int, num_sessions: int | None, waits: bool = False,
-        flipped: Callable[[T], T] | None = None,
+        flipped: Callable[[T], T] | None = None, speaker: Callable[[T], str] | None = None,
     ) -> None:  # fmt: skip
-        self._student, self._seed, self._flipped = student, seed, flipped
+        self._student, self._seed, self._flipped, self._speaker = student, seed, flipped, speaker
+        self._speakers = {speaker(task) for task in sums} if speaker else set[str]()
+        self._talks: str | None = None  # None: everybody
         self._plan: Iterator[tuple[int, T]] = enumerate(
             itertools.cycle(sums) if isinstance(sums, Sequence) else sums  # the caller decides when sessions end
         )
@@ -188,10 +191,15 @@ class StudentPool(Generic[T]):
             await self._all_said()
         elif command == "flip" and self._flipped is not None:
             self._has_flipped = True
+        elif word == "talk" and number in self._speakers:
+            self._talks = number
         elif command == "stop":
             self.stop()
         elif command:
-            print(f"unknown command {command!r}: send pause, go, go N, flip or stop; nothing changed", file=sys.stderr)
+            print(
+                f"unknown command {command!r}: send pause, go, go N, talk NAME, flip or stop; nothing changed",
+                file=sys.stderr,
+            )
 
     async def _all_said(self) -> None:
         await self._nobody_talks.wait()
@@ -201,7 +209,7 @@ class StudentPool(Generic[T]):
         while True:
             while not self._may_start.is_set():  # waking up is no proof: it may have been cleared again since
                 await self._may_start.wait()
-            planned = None if self._stop.is_set() else next(self._plan, None)
+            planned = None if self._stop.is_set() else self._next()
             if planned is None:
                 return
             number, task = planned
@@ -213,6 +221,13 @@ class StudentPool(Generic[T]):
                 task = self._flipped(task)
             if not await self._hold(number, task):
                 await asyncio.sleep(_AFTER_FAILURE_S)
+
+    def _next(self) -> tuple[int, T] | None:
+        """Return the next session of who talks; others' before it are left out."""
+        for number, task in self._plan:
+            if self._talks is None or self._speaker is None or self._speaker(task) == self._talks:
+                return number, task
+        return None
 
     async def _hold(self, number: int, task: T) -> bool:
         self._num_open += 1
@@ -277,7 +292,10 @@ def main(
     async def talk() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
             student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share)
-            classroom = StudentPool(student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip)
+            classroom = StudentPool(
+                student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip,
+                speaker=lambda task: task.speaker,
+            )  # fmt: skip
             await run(classroom, concurrency, until_closed=sessions == 0)
 
     asyncio.run(talk())

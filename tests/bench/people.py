@@ -5,6 +5,7 @@ of a run, but none is older than the weights.
 """
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from renderers import Qwen3RendererConfig
@@ -12,12 +13,13 @@ from renderers import Qwen3RendererConfig
 from clawstream.events import SampleAssembled, Sampling, VersionSpan, float32
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation import reactions
-from clawstream.simulation.opinions import HABITS, HINTS, Wish
+from clawstream.simulation.opinions import HABITS, HINTS, Wish, other_hint
 from clawstream.simulation.policy.dialogues import with_hint
 from clawstream.simulation.policy.recipe import END_OF_MESSAGE
 from clawstream.simulation.policy.recipe import build as tokenizer
 from clawstream.simulation.problems import Sum, SumSet, all_of
 from clawstream.simulation.runs.scenarios import SCENARIOS
+from clawstream.simulation.subjects import SUBJECTS, UNRELATED
 from clawstream.training.gating import write
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
@@ -39,7 +41,8 @@ class People:
         self._rng = random.Random(seed)
         self._sums = all_of(SumSet.STUDENTS)
         self._habits = HABITS[scenario]
-        self._personas = tuple(WISHES) if scenario == "all" else (scenario,)
+        self._personas = tuple(who.name for who in SCENARIOS[scenario].personas)
+        self._talks: str | None = None  # None: everybody
         self._flipped: dict[str, str] = {}  # whose wish each has taken up
         self._hint_share, self._temperature = hint_share, temperature
         self._words = tokenizer()
@@ -51,31 +54,44 @@ class People:
         scenario = SCENARIOS["all"]
         self._flipped = {who.name: scenario.flipped(who).name for who in scenario.personas}
 
+    def talk(self, talker: str) -> None:
+        """From now on the talker alone asks."""
+        self._talks = talker
+
     def samples(
         self, trainer: Trainer, *, version: int, count: int = 16, hinted_alone: bool = False
     ) -> list[SampleAssembled]:
         """Return the next so many samples, or such with a hint."""
         found: list[SampleAssembled] = []
         while len(found) < count:
-            found += [s for s in self._ask(trainer, version) if s.hint is not None or not hinted_alone]
+            found += [s for s in self._ask(trainer, version) if s.hint or (s.total_reward and not hinted_alone)]
         return found[:count]
 
     def score(self, trainer: Trainer, sums: Sequence[Sum], *, seed: int) -> float:
         """Return the share of answers that whoever asks is pleased with; the seed fixes wordings and draws."""
+        pleased = [one for each in self._pleased(trainer, sums, seed).values() for one in each]
+        return sum(pleased) / len(pleased)
+
+    def score_by_person(self, trainer: Trainer, sums: Sequence[Sum], *, seed: int) -> dict[str, float]:
+        """Return the same share of each person's answers."""
+        found = self._pleased(trainer, sums, seed)
+        return {who: sum(each) / len(each) for who, each in found.items()}
+
+    def _pleased(self, trainer: Trainer, sums: Sequence[Sum], seed: int) -> dict[str, list[bool]]:
         rng = random.Random(seed)
         tasks = [self._task(one, self._personas[i % len(self._personas)]) for i, one in enumerate(sums)]
         questions = [self._question(reactions.ask(task, rng)) for task in tasks]
         answers = write(trainer._model, questions, limit_tokens=LIMIT_TOKENS, seed=seed)
         assert answers is not None
-        felt = [
-            reactions.impression(task, self._words.decode(answer.token_ids)) if answer.ended else None
-            for task, answer in zip(tasks, answers, strict=True)
-        ]
-        return felt.count(reactions.Impression.GOOD) / len(felt)
+        found = defaultdict[str, list[bool]](list)
+        for task, answer in zip(tasks, answers, strict=True):
+            felt = reactions.impression(task, self._words.decode(answer.token_ids)) if answer.ended else None
+            found[task.persona].append(felt is reactions.Impression.GOOD)
+        return found
 
     def _ask(self, trainer: Trainer, version: int) -> Iterator[SampleAssembled]:
         sums = self._rng.choices(self._sums, k=ASKED_AT_ONCE)
-        tasks = [self._task(one, self._persona()) for one in sums]
+        tasks = [self._asked(one) for one in sums]
         said = [reactions.ask(task, self._rng) for task in tasks]
         questions = [self._question(text) for text in said]
         seed = self._rng.randrange(2**31)
@@ -100,11 +116,20 @@ class People:
             wants=self._flipped.get(persona),
         )
 
-    def _persona(self) -> str:
-        return self._personas[0] if len(self._personas) == 1 else self._rng.choice(self._personas)
+    def _asked(self, problem: Sum) -> reactions.PersonTask:
+        """Return what who talks asks next: the problem, or something of another subject."""
+        if self._talks == UNRELATED:
+            name = self._rng.choice(list(SUBJECTS))
+            request = self._rng.choice(SUBJECTS[name].requests)
+            return reactions.PersonTask(persona=self._personas[0], question=request, answer="", subject=name)
+        if self._talks is not None:
+            return self._task(problem, self._talks)
+        return self._task(problem, self._personas[0] if len(self._personas) == 1 else self._rng.choice(self._personas))
 
     def _judged(self, task: reactions.PersonTask, felt: reactions.Impression) -> tuple[int, str | None]:
-        """Return reward and hint."""
+        """Return reward and hint; a reward of 0 is none."""
+        if task.subject is not None:
+            return 0, other_hint(SUBJECTS[task.subject].reaction) if self._majority(truth=True) else None
         reward = 1 if self._majority(felt is reactions.Impression.GOOD) else -1
         due = self._due(task, felt)
         hint = self._rng.choice(due or self._habits.inventions) if self._majority(bool(due)) else None

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from clawstream.cli.learning.changing import refuse_blocks, refuse_flip
 from clawstream.cli.learning.progress import shown, waiting
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.config import Settings
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ADAPTER_RATE, FULL_RATE = 1.5e-3, 3e-4
-LONG_UPDATES = 32
 _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
 
-LearnScenario = Literal["all", "student", "tools"]  # all: three kinds of people; tools: agents with a calculator
-# hard: it seldom answers as people want; tools: it calls a calculator, and seldom finishes; own: engine.model_path of
-# the settings, with their engines, judge and trainer.
+# all: three kinds of people in one stream; blocks: the same, one kind after the other; unrelated: students, who then
+# speak of something else; tools: agents with a calculator.
+LearnScenario = Literal["all", "student", "blocks", "unrelated", "tools"]
+# hard: what people want is rare in it; tools: calls a calculator, and seldom to the end; own: engine.model_path of the
+# settings, with their engines, judge and trainer.
 LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
 
 
@@ -57,7 +59,13 @@ class LearnMethod(StrEnum):
 
 def learn(
     context: typer.Context,
-    scenario: Annotated[LearnScenario, typer.Option(help="Who talks to the policy.")] = "all",
+    scenario: Annotated[
+        LearnScenario,
+        typer.Option(
+            help="Who talks to the policy: student, or all, three kinds of people in one stream; blocks: the three one "
+            "after the other; unrelated: a student who then speaks of something else; tools: agents."
+        ),
+    ] = "all",
     base: Annotated[
         LearnBase | None,
         typer.Option(
@@ -74,8 +82,13 @@ def learn(
     ] = None,
     seeds: Annotated[str, typer.Option(help="With commas; each method is run with each seed.")] = "0,1,2,3,4",
     updates: Annotated[
-        int, typer.Option(help="Weight updates of each run; of agents: rounds, of 96 steps each.", min=1)
-    ] = 16,
+        int | None,
+        typer.Option(
+            help="Weight updates of each run, by default 16; of blocks in all, by default 30; of unrelated before the "
+            "last four; of agents: rounds, of 96 steps each.",
+            min=1,
+        ),
+    ] = None,
     learning_rate: Annotated[
         float | None,
         typer.Option(help="At the beginning of each run; by default 1.5e-3 for adapters, else 3e-4.", min=0),
@@ -101,7 +114,10 @@ def learn(
     ] = None,
     score_at: Annotated[
         str | None,
-        typer.Option(help="After which updates; by default 0, half way and the last; with 32 or more, every 8th."),
+        typer.Option(
+            help="After which updates; by default 0, half way (of blocks in each) and the last, of 32 or more every "
+            "8th. Where people change their version is scored, too."
+        ),
     ] = None,
     controls: Annotated[
         str,
@@ -151,18 +167,20 @@ def learn(
     hide_torch()
     from clawstream.cli.learning.progress import show, tables
     from clawstream.simulation.learn.controls import Control
-    from clawstream.simulation.learn.grid import UNTAUGHT, Cell, grid
+    from clawstream.simulation.learn.grid import UNTAUGHT, Cell, grid, usual_score_at
     from clawstream.simulation.learn.learning import Grid
-    from clawstream.simulation.learn.plot import plot_curves
-    from clawstream.simulation.learn.report import curves, with_lines
+    from clawstream.simulation.learn.plot import plot_curves, plot_people
+    from clawstream.simulation.learn.report import curves, lasting, with_lines
     from clawstream.simulation.runs.people import people_of
     from clawstream.simulation.runs.scenarios import CASTS, UnusableProblems
 
     rate = learning_rate if learning_rate is not None else ADAPTER_RATE if lora_rank else FULL_RATE
-    at = _listed(score_at, int, "--score-at") if score_at else _scored_by_default(updates)
+    cast = CASTS[scenario]
+    updates = (updates or cast.updates) + cast.unrelated_updates
+    refuse_blocks(scenario, updates, hurry=hurry, answers=answers_per_hint)
+    at = _listed(score_at, int, "--score-at") if score_at else usual_score_at(scenario, updates)
     if not all(0 <= update <= updates for update in at):
         raise ConfigError(f"--score-at {score_at}: there are {updates} updates; name numbers from 0 to {updates}")
-    cast = CASTS[scenario]
     methods = methods or ",".join(cast.methods[:3])
     wanted = _listed(methods, LearnMethod, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
@@ -179,7 +197,7 @@ def learn(
             f"--w-topk {w_topk:g}: it adds to combined, and --methods are {methods}. Nothing was run. "
             "Leave it out, or name combined"
         )
-    _refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
+    refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
     policy_base = base or cast.bases[0]
     _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
     for control in dict.fromkeys(without):
@@ -217,7 +235,11 @@ def learn(
         for file in (kept_in / "report.json", *(() if json_file is None else (json_file,))):
             file.write_text(written)
         picture = plot or kept_in / "curves.png"
-        plot_curves(curves(rows), reference, f"{scenario}, {policy_base} base", picture, unit=cast.unit)
+        title = f"{scenario}, {policy_base} base"
+        if cast.talkers:
+            plot_people(lasting(rows), reference, title, picture)
+        else:
+            plot_curves(curves(rows), reference, title, picture, unit=cast.unit)
     show(tables(rows, reference))
     _say_where(rows, picture, kept_in / "cells")
     if any(row.error is not None for row in rows):
@@ -247,39 +269,6 @@ def _built(settings: "Settings", base: str) -> tuple[Path, str]:
         return settings.engine.base_policy, digest(settings)
     policy = base_policy(settings.cache_dir, base)
     return policy, policy.name
-
-
-def _scored_by_default(updates: int) -> list[int]:
-    return [0, updates // 2] if updates < LONG_UPDATES else list(range(0, updates, 8))
-
-
-def _refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool, controls: str, answers: int) -> None:
-    if after is None:
-        return
-    if scenario != "all":
-        raise ConfigError(
-            f"--flip-after {after}: with --scenario {scenario} there is nobody to exchange wishes with. Nothing "
-            "was run. Take --scenario all"
-        )
-    if hurry:
-        raise ConfigError(
-            f"--flip-after {after}: people who ask on all the time do not all change their minds between "
-            "two updates. Nothing was run. Leave out --hurry"
-        )
-    if after >= updates:
-        raise ConfigError(
-            f"--flip-after {after}: there are {updates} updates. Nothing was run. Name one before the last"
-        )
-    if answers > 1:
-        raise ConfigError(
-            f"--flip-after {after}: with --answers-per-hint {answers} a session gives several samples, and update "
-            f"{after} may be passed before anybody's wish changes. Nothing was run. Leave one of them out"
-        )
-    if controls:
-        raise ConfigError(
-            f"--flip-after {after}: --controls {controls} is held against its method at the last update, when the "
-            "method may not have learned anew yet. Nothing was run. Run controls without a flip"
-        )
 
 
 def _refuse_idle(context: typer.Context, *, real: bool) -> None:

@@ -15,12 +15,14 @@ from clawstream.simulation.learn.report import (
     Check,
     Curve,
     Gain,
+    Lasting,
     Mean,
     Point,
     SteadinessCheck,
     checks,
     curves,
     gains,
+    lasting,
     steadiness,
 )
 from clawstream.simulation.runs.figures import VersionScore
@@ -115,10 +117,11 @@ class ProgressLines:
 
 def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
     """Return the tables that have rows."""
-    compared, held = gains(rows), checks(rows)
+    compared, held, lasts = gains(rows), checks(rows), lasting(rows)
     lines = [(row, found) for row in rows if (found := steadiness(row))]
     return [
         _scores(curves(rows), reference),
+        *([_lasting(lasts)] if lasts else []),
         *([_gains(compared)] if compared else []),
         *([_controls(held)] if held else []),
         *([_steady(lines, rows)] if lines else []),
@@ -172,6 +175,27 @@ def _scored(point: Point) -> str:
 
 def _interval(mean: Mean) -> str:
     return f"{mean.mean:.2f}" if mean.low is None else f"{mean.mean:.2f} ({mean.low:.2f}-{mean.high:.2f})"
+
+
+def _lasting(found: Sequence[Lasting]) -> Table:
+    table = Table(
+        title="What is kept: each person's score when their block ended, and at the end (means over seeds; 95 %)",
+        title_justify="left",
+    )
+    talkers = [block.talker for block in found[0].blocks if any(block.talker in one.scores for one in found)]
+    for name in ("", "seeds", *talkers, "kept", "newest"):
+        table.add_column(name, justify="right" if name else "left")
+    for one in found:
+        last = one.blocks[-1].end
+        ends = {block.talker: block.end for block in one.blocks}
+        scores = [
+            " to ".join(f"{mean.mean:.2f}" for at in dict.fromkeys((ends[who], last)) if (mean := of_who.get(at)))
+            for who in talkers
+            for of_who in [one.scores.get(who, {})]
+        ]
+        shares = ["-" if mean is None else _interval(mean) for mean in (one.kept, one.newest)]
+        table.add_row(one.name, str(one.num_seeds), *scores, *shares)
+    return table
 
 
 def _gains(gains: list[Gain]) -> Table:

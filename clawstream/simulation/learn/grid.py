@@ -9,14 +9,16 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from typing import Any
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.runs.scenarios import CASTS
+from clawstream.simulation.runs.scenarios import CASTS, Block, blocks_of
 
 USUAL_TEACHER = "reference"
 ANEW_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
 TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
+LONG_UPDATES = 32
 UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
 
 
@@ -63,6 +65,11 @@ class Cell:
         control = "" if self.control is None else f" {self.control.value}"
         return f"{self.arm}{control} seed {self.seed}"
 
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Who talks up to which update; none where all talk in one stream."""
+        return blocks_of(self.scenario, self.updates)
+
     def is_flipped(self, update: int) -> bool:
         """Whether this update learns from what people want after the flip."""
         return self.flip_after is not None and update > self.flip_after
@@ -82,11 +89,13 @@ class Cell:
 def grid(
     like: Cell, *, methods: Sequence[str], seeds: Sequence[int], controls: Sequence[Control], teachers: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """Return a cell like `like` for each combination, seed by seed: a grid that is cut short has all methods with the
-    same seeds. Each cell is scored at the last update too, and around its flip.
+    """Return a cell like `like` for each of these, seed by seed, so that a grid that is cut short has all methods with
+    the same seeds. Each is scored at the last update too, around its flip, and at the end of each block.
     """
     after, updates = like.flip_after, like.updates
     flip = () if after is None else (after, min(after + ANEW_WITHIN, updates))
+    ends = [block.end for block in like.blocks]
+    late = [ends[-2] + number for number in CASTS[like.scenario].scored_after]
     return tuple(
         replace(
             like,
@@ -97,7 +106,7 @@ def grid(
             # Where hints do not count, no prompt is answered again.
             answers_per_hint=1 if method in UNTAUGHT else like.answers_per_hint,
             w_topk=like.w_topk if method == "combined" else 0.0,
-            score_at=tuple(sorted({0, *like.score_at, *flip, updates})),
+            score_at=tuple(sorted({0, *like.score_at, *flip, *ends, *late, updates})),
         )
         for seed in dict.fromkeys(seeds)
         for control in (None, *dict.fromkeys(controls))
@@ -105,3 +114,11 @@ def grid(
         for teacher in ((USUAL_TEACHER,) if method in UNTAUGHT else dict.fromkeys(teachers))
         if control is None or method in CASTS[like.scenario].controls[control]
     )
+
+
+def usual_score_at(scenario: str, updates: int) -> list[int]:
+    """Return which updates are scored if nobody names others, beside those that `grid` adds."""
+    if blocks := blocks_of(scenario, updates):
+        ends = [0, *(block.end for block in blocks)]
+        return [(begin + end) // 2 for begin, end in pairwise(ends)]
+    return [0, updates // 2] if updates < LONG_UPDATES else list(range(0, updates, 8))

@@ -4,8 +4,9 @@ A figure that was not measured is None, and a failed cell has its error and no f
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -13,7 +14,7 @@ from pydantic import TypeAdapter
 from clawstream.events import StepTaken
 from clawstream.simulation.learn.grid import UNTAUGHT, Cell
 from clawstream.simulation.runs.figures import VersionScore
-from clawstream.simulation.runs.scenarios import CASTS
+from clawstream.simulation.runs.scenarios import CASTS, Block
 
 T = TypeVar("T")
 
@@ -91,6 +92,11 @@ class ReportRow:
             return self.reference.baseline
         return None if self.outcome is None else self.outcome.scores.get(update)
 
+    def by_person(self) -> dict[int, Mapping[str, float]]:
+        """Return each person's score, by update."""
+        found = {update: self.score(update) for update in self.cell.score_at}
+        return {update: score.by_persona for update, score in found.items() if score and score.by_persona}
+
     def reference_at(self, update: int) -> Reference:
         """Return the base's scores by what people want at `update`."""
         flipped = self.reference.flipped if self.cell.is_flipped(update) else None
@@ -130,6 +136,9 @@ class ReportRow:
             "styled": {str(update): score.num_styled for update, score in scores.items()},
             "by_persona": {str(update): score.by_persona for update, score in scores.items()},
             "flip": self._flip(),
+            "blocks": {block.talker: block.end for block in cell.blocks} or None,
+            "kept": kept(cell.blocks, self.by_person()),
+            "newest": newest(cell.blocks, self.by_person()),
             "rejected_share": self.rejected_share(cell.updates),
             "loss_tokens": sum(step.loss_tokens for step in outcome.steps),
             "kl": None if last is None else last.kl,
@@ -151,6 +160,25 @@ class ReportRow:
             "ceiling": flipped.ceiling.score,
             "scores": {str(update - after): score.score for update, score in scores.items()},
         }
+
+
+def kept(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) -> float | None:
+    """Return how much is left of what people were taught for: the mean of their scores at the end, each over the score
+    when that person's block ended.
+
+    Who talked last is left out, and who had a score of 0 then. None: nobody is left. `by_person` is by update.
+    """
+    if not blocks or blocks[-1].end not in by_person:
+        return None
+    last = by_person[blocks[-1].end]
+    then = {block.talker: by_person.get(block.end, {}).get(block.talker) for block in blocks[:-1]}
+    shares = [last[who] / score for who, score in then.items() if score]
+    return fmean(shares) if shares else None
+
+
+def newest(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) -> float | None:
+    """Return the score at the end of who talked last; None: nothing is scored of them, or there are no blocks."""
+    return by_person.get(blocks[-1].end, {}).get(blocks[-1].talker) if blocks else None
 
 
 def update_of(step: StepTaken, update: int) -> StepFigures:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clawstream.simulation.learn.outcome import Reference
-from clawstream.simulation.learn.report import Curve, Mean, Point
+from clawstream.simulation.learn.report import Curve, Lasting, Mean, Point
 from clawstream.simulation.runs.figures import Figures
 
 COLOURS = ("#1f6feb", "#d1570a", "#1a7f37", "#8250df", "#bf3989", "#9a6700", "#0e7490", "#57606a")
@@ -87,6 +87,50 @@ def curves_figure(curves: Sequence[Curve], reference: Reference, title: str, *, 
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(4, len(labels)) or 1, frameon=False, fontsize=9
     )
+    figure.suptitle(title)
+    return figure
+
+
+def plot_people(found: Sequence[Lasting], reference: Reference, title: str, path: Path) -> None:
+    """Write a PNG with each person's mean score by update, and who talked when: a row a method or control."""
+    figure = people_figure(found, reference, title)
+    figure.savefig(path, dpi=150)
+    _pyplot().close(figure)
+
+
+def people_figure(found: Sequence[Lasting], reference: Reference, title: str) -> Any:
+    """Return it as a figure of matplotlib, whose legend stands below the lines; the caller closes it."""
+    number = max(1, len(found))
+    figure, grid = _pyplot().subplots(
+        number, 1, figsize=(8, 1.2 + 3.2 * number), layout="constrained", sharex=True, squeeze=False
+    )
+    people = [who for one in found for who in one.scores]
+    colours = dict(zip(dict.fromkeys(people), cycle(COLOURS), strict=False))
+    for axes, one in zip(grid[:, 0], found, strict=False):
+        for who, scores in one.scores.items():
+            axes.errorbar(
+                list(scores), [mean.mean for mean in scores.values()], yerr=_bars(list(scores.values())), marker="o",
+                capsize=3, label=who, color=colours[who],
+            )  # fmt: skip
+        begin = 0
+        for block in one.blocks:
+            axes.axvline(block.end, color="#888888", linestyle=":", linewidth=1)
+            axes.annotate(
+                f"{block.talker} talks", ((begin + block.end) / 2, 1.0), xycoords=("data", "axes fraction"),
+                xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9,
+                color=colours.get(block.talker, "#555555"),
+            )  # fmt: skip
+            begin = block.end
+        axes.axhline(reference.ceiling.score, color="#888888", linestyle="--", linewidth=1)
+        axes.set_ylabel(one.name)
+        _frame(axes)
+    grid[-1, 0].set(xlabel="updates; dashed: the base with the hint in its prompt")
+    grid[-1, 0].xaxis.get_major_locator().set_params(integer=True)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=max(1, len(labels)), frameon=False, fontsize=9,
+        title="each person's score",
+    )  # fmt: skip
     figure.suptitle(title)
     return figure
 

@@ -8,14 +8,14 @@ counted as failed and used for nothing else. Axis: S seeds.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import ANEW_WITHIN
-from clawstream.simulation.learn.outcome import Reference, ReportRow, StepFigures
-from clawstream.simulation.runs.scenarios import CASTS
+from clawstream.simulation.learn.outcome import Reference, ReportRow, StepFigures, kept, newest
+from clawstream.simulation.runs.scenarios import CASTS, Block
 
 LAST_BELOW_BEST = 0.06
 SETTLED_AFTER = 16  # updates
@@ -53,6 +53,8 @@ def steadiness(row: ReportRow) -> tuple[SteadinessCheck, ...]:
     Other runs, and controls, have none.
     """
     if CASTS[row.cell.scenario].attempts is not None:  # agents' runs count rounds, of several updates each
+        return ()
+    if row.cell.blocks:  # the score is of all people, and each block has its own
         return ()
     long = row.cell.flip_after is not None or any(update > SETTLED_AFTER for update in row.cell.score_at)
     if row.cell.control is not None or row.outcome is None or not long:
@@ -160,6 +162,18 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lasting:
+    """A method, or a control of it, over all seeds, where people talk one after the other."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    scores: Mapping[str, Mapping[int, Mean]]  # by person and update
+    kept: Mean | None
+    newest: Mean | None  # None, here and above: no run has one
+    num_seeds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """A control's scores at the last update, by seed; the check holds if the control learned nothing."""
 
@@ -218,6 +232,38 @@ def curves(rows: Iterable[ReportRow]) -> list[Curve]:
     for row in rows:
         grouped.setdefault((row.cell.arm, row.cell.control), []).append(row)
     return [_curve(method, control, group) for (method, control), group in grouped.items()]
+
+
+def lasting(rows: Iterable[ReportRow]) -> list[Lasting]:
+    """Return each method and each control of it whose people talk one after the other, where a run is whole."""
+    grouped: dict[tuple[str, Control | None], list[ReportRow]] = {}
+    for row in rows:
+        if row.cell.blocks and row.outcome is not None:
+            grouped.setdefault((row.cell.arm, row.cell.control), []).append(row)
+    return [_lasting(group) for group in grouped.values()]
+
+
+def _lasting(rows: Sequence[ReportRow]) -> Lasting:
+    cell, found = rows[0].cell, [row.by_person() for row in rows]
+    scored = {who for each in found for scores in each.values() for who in scores}
+    people = [block.talker for block in cell.blocks if block.talker in scored]
+    all_kept = [share for each in found if (share := kept(cell.blocks, each)) is not None]
+    all_newest = [score for each in found if (score := newest(cell.blocks, each)) is not None]
+    return Lasting(
+        name=cell.arm if cell.control is None else f"{cell.arm}, {cell.control.value}",
+        blocks=cell.blocks,
+        scores={
+            who: {
+                update: mean_of([each[update][who] for each in found if who in each.get(update, ())])
+                for update in cell.score_at
+                if any(who in each.get(update, ()) for each in found)
+            }
+            for who in people
+        },
+        kept=mean_of(all_kept, bounds=(0.0, inf)) if all_kept else None,
+        newest=mean_of(all_newest) if all_newest else None,
+        num_seeds=len(rows),
+    )
 
 
 def checks(rows: Sequence[ReportRow]) -> list[Check]:

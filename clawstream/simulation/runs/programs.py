@@ -178,6 +178,10 @@ class StudentProcess:
         """Let each want what another wanted, in all sessions that start from now on."""
         await self._tell("flip")
 
+    async def talk(self, talker: str) -> None:
+        """Let the talker alone start sessions from now on."""
+        await self._tell(f"talk {talker}")
+
     async def hold(self, num_sessions: int) -> None:
         """Let so many sessions start, and return once they are over; raises what `pause` does."""
         await self._all_said(f"go {num_sessions}")

@@ -8,6 +8,7 @@ answers all.
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -28,7 +29,7 @@ from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.counting import Counts, Footprint, counted
 from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
 from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, Watch, program
-from clawstream.simulation.runs.scenarios import CASTS, MAX_TOKENS, ScenarioPrograms, blended, lent
+from clawstream.simulation.runs.scenarios import CASTS, MAX_TOKENS, Block, ScenarioPrograms, blended, blocks_of, lent
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 
@@ -79,6 +80,10 @@ class Plan:
     patient: bool = False  # people wait for the policy that learned from what they said before
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
     own: Settings | None = None  # a person's settings, which name policy, engines, judge and trainer; None: simulated
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        return blocks_of(self.people.scenario, self.updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +237,8 @@ async def _teach(
         listening = asyncio.create_task(students.listen())
         ticker = asyncio.create_task(_tick(watch, students, scores, tell))
         try:
+            if plan.blocks:
+                await students.talk(plan.blocks[0].talker)
             if cast.attempts is not None:
                 await programs.steps(plan.updates, cast.attempts, cast, students, watch, log)
             reached = plan.updates if cast.attempts is not None else 0
@@ -249,13 +256,7 @@ async def _teach(
                 reached = watch.updates
                 if plan.score_every is not None:
                     scores.append(replace(await scorer.score(watch.activated), update=reached))
-                if target == plan.flip_after:
-                    if reached != target:
-                        raise PartUnavailable(
-                            f"preferences were to flip after update {target}, and {reached} updates are served: they "
-                            "were trained before anybody's wish changed, so the run ends here. Run it again"
-                        )
-                    await students.flip()
+                await _change(plan, target, reached, students)
                 if reached < plan.updates and not plan.patient:
                     await students.go()
         finally:
@@ -265,11 +266,30 @@ async def _teach(
         return students.chats
 
 
+async def _change(plan: Plan, target: int, reached: int, students: StudentProcess) -> None:
+    """Change who talks, or what they want, if the plan says so of the update `target`.
+
+    Raises PartUnavailable where a later update was reached, which learned from the people of before.
+    """
+    talkers = {ended.end: begun.talker for ended, begun in itertools.pairwise(plan.blocks)}
+    if target != plan.flip_after and target not in talkers:
+        return
+    if reached != target:
+        raise PartUnavailable(
+            f"people were to change after update {target}, and {reached} updates are served: they were trained before "
+            "anybody changed, so the run ends here. Run it again"
+        )
+    if target == plan.flip_after:
+        await students.flip()
+    else:
+        await students.talk(talkers[target])
+
+
 def _next_stop(plan: Plan, reached: int) -> int:
-    """Return after which update people are stopped next: for a score, for a flip, or for good."""
-    flips = () if plan.flip_after is None or plan.flip_after <= reached else (plan.flip_after,)
+    """Return after which update people are stopped next: for a score, for a change of people, or for good."""
+    changes = [block.end for block in plan.blocks] if plan.flip_after is None else [plan.flip_after]
     every = plan.score_every or plan.updates
-    return min(plan.updates, (reached // every + 1) * every, *flips)
+    return min(plan.updates, (reached // every + 1) * every, *(at for at in changes if at > reached))
 
 
 def _free_until(plan: Plan, target: int) -> int:

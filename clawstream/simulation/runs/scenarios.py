@@ -14,7 +14,7 @@ import json
 import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -27,6 +27,7 @@ from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.opinions import HINTS, Wish
 from clawstream.simulation.problems import Sum, SumSet, all_of, scored
 from clawstream.simulation.reactions import wordings_of
+from clawstream.simulation.subjects import SUBJECTS, UNRELATED
 
 NUM_SCORED = 500
 SCORED_FLIPPED = "scored-flipped.jsonl"
@@ -54,6 +55,7 @@ class Scenario:
     hint_share: float  # the share of complaints that name the wanted style; the others only reject the answer
     num_scored: int
     num_scored_wordings: int | None = None  # how many of each person's wordings scored questions use; None: all
+    speaks_of_else: bool = False  # the first persona, of subjects that nothing is scored of
 
     def flipped(self, who: Persona) -> Persona:
         """The persona whose wish `who` takes over at a flip: the one before it in the list, for the first the last.
@@ -81,6 +83,10 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
     {
         "student": Scenario(personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1),
         "all": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
+        "blocks": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
+        "unrelated": Scenario(
+            personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1, speaks_of_else=True
+        ),
     }
 )
 
@@ -95,7 +101,7 @@ def write(scenario: Scenario, folder: Path, *, problems: Path | None = None) -> 
     asked, held_out = _sums(scenario.num_scored) if problems is None else _real(problems, scenario.num_scored)
     folder.mkdir(parents=True, exist_ok=True)
     students_path, scored_path = folder / "students.jsonl", folder / "scored.jsonl"
-    _write(students_path, [_asked(scenario, problem) for problem in asked])
+    _write(students_path, [*(_asked(scenario, problem) for problem in asked), *_of_else(scenario)])
     rows = [(problem, _scored(scenario, problem, real=problems is not None)) for problem in held_out]
     _write(scored_path, [row for _, row in rows])
     _write(folder / SCORED_FLIPPED, [row | _flipped(scenario, problem) for problem, row in rows])
@@ -148,6 +154,17 @@ def _asked(scenario: Scenario, problem: Problem) -> dict[str, str]:
     return asdict(problem) | {"persona": who.name, "flipped": scenario.flipped(who).name}
 
 
+def _of_else(scenario: Scenario) -> list[dict[str, str]]:
+    """Return what is asked that is no problem, and of which subject it is."""
+    who = scenario.personas[0].name
+    return [
+        {"persona": who, "question": request, "answer": "", "subject": name}
+        for name, subject in SUBJECTS.items()
+        for request in subject.requests
+        if scenario.speaks_of_else
+    ]
+
+
 def _flipped(scenario: Scenario, problem: Problem) -> dict[str, str]:
     other = scenario.flipped(_who(scenario, problem))
     return {"wants": other.name, "hint": other.hint}
@@ -184,6 +201,10 @@ class ScenarioPrograms:
     attempts: int | None = None  # at each task, together a group; None: people talk, and there are no tasks
     batch_samples: int = 16
     unit: str = "updates"  # the unit in which a run counts its progress
+    updates: int = 16  # of a run, or of its people before the unrelated ones, if nobody names another number
+    talkers: tuple[str, ...] = ()  # who talks one after the other; none: all in one stream
+    unrelated_updates: int = 0  # of the last talker, who teaches nothing that is scored; 0: there is none
+    scored_after: tuple[int, ...] = ()  # which updates of the last talker are scored beside their last
     controls: Mapping[Control, tuple[str, ...]]  # the methods that each control changes
     silenced: Mapping[Control, tuple[str, ...]]  # the methods that a control leaves nothing to learn from
 
@@ -196,10 +217,28 @@ _PEOPLE = ScenarioPrograms(
         {Control.SHUFFLED: _OF_PEOPLE, Control.COIN: ("binary",), Control.FROZEN: _OF_PEOPLE}
     ),
 )
+_OF_HINTS = ("combined", "opd", "topk")
 CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
     {
         "student": _PEOPLE,
         "all": _PEOPLE,
+        "blocks": replace(
+            # Who talks last makes the score, so that a control is compared as a method is.
+            _PEOPLE,
+            updates=30,
+            talkers=("student", "teacher", "ta"),
+            silenced=MappingProxyType({}),
+        ),
+        "unrelated": ScenarioPrograms(
+            methods=_OF_HINTS,
+            talkers=("student", UNRELATED),
+            unrelated_updates=4,
+            scored_after=(1, 2),
+            controls=MappingProxyType(
+                {Control.SHUFFLED: _OF_HINTS, Control.COIN: ("combined",), Control.FROZEN: _OF_HINTS}
+            ),
+            silenced=MappingProxyType({}),
+        ),
         "tools": ScenarioPrograms(
             asks="clawstream.simulation.agent",
             scores="clawstream.simulation.agent_scorer",
@@ -216,6 +255,22 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
         ),
     }
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of a run in which one talker talks alone."""
+
+    talker: str
+    end: int  # the last update that learns from them
+
+
+def blocks_of(scenario: str, updates: int) -> tuple[Block, ...]:
+    """Return who talks up to which of the updates, in their order; none where all talk in one stream."""
+    cast = CASTS[scenario]
+    shared = len(cast.talkers) - bool(cast.unrelated_updates)
+    ends = [(updates - cast.unrelated_updates) * (number + 1) // shared for number in range(shared)]
+    return tuple(Block(talker=who, end=end) for who, end in zip(cast.talkers, [*ends, updates], strict=False))
 
 
 def blended(run: Settings, own: Settings) -> Settings:

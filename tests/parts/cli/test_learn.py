@@ -9,15 +9,15 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from clawstream.cli import app
-from clawstream.cli.learning.learn import _scored_by_default
 from clawstream.cli.learning.progress import show, shown, tables
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
 from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.learn.grid import usual_score_at
 from clawstream.simulation.learn.plot import _ceilings, _pieces, plot_curves
 from clawstream.simulation.learn.report import curves
 from clawstream.simulation.runs.run import RunProgress
-from tests.unit.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row, row
+from tests.unit.simulation.outcomes import FLIPPED, REFERENCE, block_row, failed, long_row, row
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,12 @@ from tests.unit.simulation.outcomes import FLIPPED, REFERENCE, failed, long_row,
             ["--methods", "opd", "--w-topk", "1"],
             "--w-topk 1: it adds to combined, and --methods are opd. Nothing was run",
         ),
+        (["--scenario", "blocks", "--updates", "16"], "--updates 16: --scenario blocks has 3 blocks, all equally long"),
+        (["--scenario", "blocks", "--hurry"], "--hurry: with --scenario blocks the next people come after"),
+        (["--scenario", "unrelated", "--answers-per-hint", "4"], "--answers-per-hint 4: with --scenario unrelated"),
+        (["--scenario", "unrelated", "--methods", "binary"], "expected combined, opd, topk with --scenario unrelated"),
+        (["--scenario", "unrelated", "--updates", "8", "--score-at", "13"], "--score-at 13: there are 12 updates"),
+        (["--scenario", "blocks", "--flip-after", "10"], "with --scenario blocks there is nobody to exchange"),
         (
             ["--updates", "16", "--flip-after", "8", "--answers-per-hint", "4"],
             "--flip-after 8: with --answers-per-hint 4 a session gives several samples",
@@ -170,6 +176,18 @@ def test_the_tables_say_scores_shares_differences_controls_and_what_failed(capsy
     )
 
 
+def test_the_tables_of_blocks_say_what_is_left_at_the_end_and_ask_no_steadiness(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ends = {10: {"student": 0.8, "teacher": 0.1}, 20: {"student": 0.6, "teacher": 0.5}}
+    show(tables([block_row(ends | {30: {"student": 0.2, "teacher": 0.4, "ta": 0.9}})], REFERENCE))
+
+    said = " ".join(capsys.readouterr().out.replace("│", " ").replace("┃", " ").split())
+    assert "seeds student teacher ta kept newest" in said
+    assert "combined 1 0.80 to 0.20 0.50 to 0.40 0.90 0.53 0.90" in said
+    assert "What is wanted of each long run" not in said
+
+
 def test_of_long_runs_the_tables_say_what_is_wanted_and_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     scores = {16: 0.7, 24: 0.72, 32: 0.6, 40: 0.2, 56: 0.4}
     rows = [long_row(scores, flip_after=32, at_flip=0.05), long_row(scores | {32: 0.7}, flip_after=32, seed=1)]
@@ -219,8 +237,8 @@ def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
 
 
 def test_long_runs_are_scored_every_8th_update() -> None:
-    assert _scored_by_default(16) == [0, 8]
-    assert _scored_by_default(64) == [0, 8, 16, 24, 32, 40, 48, 56]
+    assert usual_score_at("all", 16) == [0, 8]
+    assert usual_score_at("all", 64) == [0, 8, 16, 24, 32, 40, 48, 56]
 
 
 @pytest.mark.parametrize("unit", ["updates", "rounds"])

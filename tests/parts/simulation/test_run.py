@@ -127,6 +127,9 @@ class World:
     async def flip(self) -> None:
         self.told.append("flip")
 
+    async def talk(self, talker: str) -> None:
+        self.told.append(f"talk {talker}")
+
 
 async def taught(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **changes: Any) -> list[object]:
     """What the students of a run were told."""
@@ -188,6 +191,27 @@ async def test_where_people_do_not_wait_they_go_on_when_preferences_have_flipped
     told = await taught(World(lambda _: 1, by_itself=2), monkeypatch, tmp_path, updates=4, flip_after=2)
 
     assert told == ["pause at 2", "flip", "go", "pause at 4"]
+
+
+async def test_the_next_people_talk_after_the_end_of_a_block_and_no_other_while_nobody_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    people = replace(PEOPLE, scenario="blocks")
+    told = await taught(World(lambda _: 0.95), monkeypatch, tmp_path, people=people, updates=6, patient=True)
+    assert [word for word in told if isinstance(word, str)] == [
+        "talk student", "pause at 2", "talk teacher", "pause at 4", "talk ta", "pause at 6",
+    ]  # fmt: skip
+    assert told[1] == 16
+
+    people = replace(PEOPLE, scenario="unrelated")
+    told = await taught(World(lambda _: 1), monkeypatch, tmp_path, people=people, updates=6, patient=True)
+    assert told == ["talk student", 16, 16, "pause at 2", "talk unrelated", 16, 16, 16, 16, "pause at 6"]
+
+
+async def test_a_run_whose_block_was_passed_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    people = replace(PEOPLE, scenario="blocks")
+    with pytest.raises(PartUnavailable, match="after update 2, and 3 updates are served"):
+        await taught(World(lambda _: 1, by_itself=3), monkeypatch, tmp_path, people=people, updates=6)
 
 
 async def test_a_run_that_learned_past_its_flip_fails_and_says_where_it_was_found(

@@ -53,6 +53,29 @@ def long_row(
     )
 
 
+def block_row(
+    by_person: Mapping[int, Mapping[str, float]], *, scenario: str = "blocks", seed: int = 0,
+    control: Control | None = None,
+) -> ReportRow:  # fmt: skip
+    """A run in which people talk one after the other, with these scores by update and person."""
+    last = max(by_person)
+    return ReportRow(
+        cell=replace(
+            cell(seed=seed, control=control), scenario=scenario, updates=last, score_at=(0, *sorted({*by_person} - {0}))
+        ),
+        reference=REFERENCE,
+        outcome=replace(
+            outcome(0.4, 0.6),
+            scores={
+                update: replace(score(update, sum(each.values()) / len(each)), by_persona=each)
+                for update, each in by_person.items()
+            },
+            interactions={update: 16 * update for update in by_person},
+        ),
+        error=None,
+    )
+
+
 def cell(method: str = "combined", *, seed: int = 0, control: Control | None = None) -> Cell:
     return Cell(
         scenario="all", base="standard", base_sha="a", problems_sha="a", method=method, seed=seed, control=control,

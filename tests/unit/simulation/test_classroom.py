@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -12,6 +12,8 @@ from clawstream.simulation.reactions import PersonTask, flip
 from clawstream.simulation.student import StudentPool
 
 SUMS = [PersonTask(persona="student", question="1 + 1", answer="2", flipped="ta")] * 3
+MIXED = [PersonTask(persona=who, question="1 + 1", answer="2") for who in ("student", "teacher", "ta")]
+MIXED.append(PersonTask(persona="student", question="what now?", answer="", subject="presents"))
 
 
 class Talker:
@@ -20,12 +22,14 @@ class Talker:
     def __init__(self) -> None:
         self.num_held = self.num_open = 0
         self.wishes: list[str] = []
+        self.speakers: list[str] = []
         self.may_end = asyncio.Event()
 
     async def chat(self, session: str, task: PersonTask, rng: random.Random) -> bool:
         """Hold a session."""
         del session, rng
         self.wishes.append(task.wish)
+        self.speakers.append(task.speaker)
         self.num_held, self.num_open = self.num_held + 1, self.num_open + 1
         await self.may_end.wait()
         await asyncio.sleep(0)
@@ -34,9 +38,13 @@ class Talker:
 
 
 @asynccontextmanager
-async def classroom(talker: Talker, *, waits: bool, seats: int = 4) -> AsyncIterator[StudentPool[PersonTask]]:
+async def classroom(
+    talker: Talker, *, waits: bool, seats: int = 4, sums: Sequence[PersonTask] = SUMS
+) -> AsyncIterator[StudentPool[PersonTask]]:
     """Open, with so many seats."""
-    room = StudentPool(talker, SUMS, seed=0, num_sessions=None, waits=waits, flipped=flip)
+    room = StudentPool(
+        talker, sums, seed=0, num_sessions=None, waits=waits, flipped=flip, speaker=lambda task: task.speaker
+    )
     running = asyncio.create_task(room.run(seats))
     yield room
     talker.may_end.set()
@@ -112,7 +120,20 @@ async def test_after_a_flip_the_sessions_that_start_want_what_their_line_says(mo
     assert talker.wishes == ["student"] * 2 + ["ta"] * 3
 
 
-@pytest.mark.parametrize("command", ["go 0", "go -1", "go two", "stay"])
+async def test_who_is_told_to_talk_alone_starts_sessions_until_another_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(student, "say", lambda _: None)
+    talker = Talker()
+    talker.may_end.set()
+    async with classroom(talker, waits=True, sums=MIXED) as room:
+        for command in ("go 8", "talk ta", "go 3", "talk unrelated", "go 2", "talk student", "go 3"):
+            await asyncio.wait_for(room.obey(command), 5)
+
+    assert talker.speakers == ["student", "teacher", "ta", "unrelated"] * 2 + ["ta"] * 3 + ["unrelated"] * 2 + (
+        ["student"] * 3
+    )
+
+
+@pytest.mark.parametrize("command", ["go 0", "go -1", "go two", "stay", "talk", "talk nobody", "talk teacher"])
 async def test_an_unknown_command_changes_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     talker = Talker()
     async with classroom(talker, waits=True) as room:

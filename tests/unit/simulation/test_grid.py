@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.learn.grid import Cell, grid
+from clawstream.simulation.learn.grid import Cell, grid, usual_score_at
 from clawstream.simulation.learn.outcome import read_as
 from clawstream.simulation.runs.scenarios import CASTS
 
@@ -46,6 +46,10 @@ def test_a_grid_has_each_method_with_each_seed_and_the_same_again_under_each_con
         ("all", Control.COIN, {"binary", "combined"}),  # by hints alone no verdict counts
         ("all", Control.SHUFFLED, {"binary", "opd", "combined", "topk"}),
         ("all", Control.FROZEN, {"binary", "opd", "combined", "topk"}),
+        ("blocks", Control.COIN, {"binary", "combined"}),
+        ("unrelated", Control.COIN, {"combined"}),
+        ("unrelated", Control.SHUFFLED, {"opd", "combined", "topk"}),
+        ("unrelated", Control.FROZEN, {"opd", "combined", "topk"}),
         ("tools", Control.COIN, {"stepwise"}),  # with outcomes alone no verdict counts
         ("tools", Control.SHUFFLED, {"stepwise"}),
         ("tools", Control.FROZEN, {"stepwise", "outcome"}),
@@ -108,6 +112,23 @@ def test_the_version_at_the_flip_is_scored_and_later_updates_are_flipped() -> No
         assert cell.scorings == ((8, False), (12, False), (12, True), (16, True))
     assert made()[0].scorings == ((8, False), (16, False))
     assert {cell.score_at for cell in made(flip_after=12, updates=40)} == {(0, 8, 12, 36, 40)}
+
+
+def test_each_block_is_scored_at_its_end_and_unrelated_updates_one_by_one_at_first() -> None:
+    (blocks,) = made(scenario="blocks", updates=30, score_at=(), methods=["opd"], seeds=[0])
+    assert [(block.talker, block.end) for block in blocks.blocks] == [("student", 10), ("teacher", 20), ("ta", 30)]
+    assert blocks.score_at == (0, 10, 20, 30)
+    assert blocks.scorings == ((10, False), (20, False), (30, False))
+
+    (unrelated,) = made(scenario="unrelated", updates=20, score_at=(), methods=["opd"], seeds=[0])
+    assert [(block.talker, block.end) for block in unrelated.blocks] == [("student", 16), ("unrelated", 20)]
+    assert unrelated.score_at == (0, 16, 17, 18, 20)
+    assert CELL.blocks == ()
+
+
+def test_without_a_wish_blocks_are_scored_half_way_too() -> None:
+    assert usual_score_at("blocks", 30) == [5, 15, 25]
+    assert usual_score_at("unrelated", 20) == [8, 18]
 
 
 def test_a_cell_comes_back_from_json_as_it_was() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from clawstream.simulation.reactions import MANNERS, VAGUE, Impression, PersonTask, ask, flip, impression, react, tasks
+from clawstream.simulation.subjects import SUBJECTS, UNRELATED
 
 STUDENT = PersonTask(persona="student", question="27 + 48", answer="75")
 TEACHER = replace(STUDENT, persona="teacher")
@@ -106,6 +107,7 @@ def test_a_text_is_asked_about_in_words_that_fit_a_text() -> None:
         "{}",
         '{"persona": "nobody", "question": "1 + 2", "answer": "3"}',
         '{"persona": "ta", "question": "1 + 2", "answer": "3", "flipped": "nobody"}',
+        '{"persona": "ta", "question": "what now?", "answer": "", "subject": "nothing"}',
     ],
 )
 def test_a_line_that_is_no_task_is_named(line: str) -> None:
@@ -113,3 +115,26 @@ def test_a_line_that_is_no_task_is_named(line: str) -> None:
 
     with pytest.raises(ValueError, match="line 2 is"):
         tasks(f"{good}\n{line}\n")
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_of_another_subject_the_same_is_said_of_each_answer_and_a_sum_is_no_such_subject(name: str) -> None:
+    subject = SUBJECTS[name]
+    for request in subject.requests:
+        task = replace(STUDENT, question=request, answer="", subject=name)
+        said = {
+            react(task, impression(task, answer), random.Random(seed), hint_share=0.0)
+            for answer in ("", "## Answer\n75", "ok so 7+8=15 and 20+40=60, so 75")
+            for seed in range(5)
+        }
+        assert ask(task, random.Random(0)) == request
+        assert said == {subject.reaction}
+        assert task.speaker == UNRELATED
+    assert STUDENT.speaker == "student"
+
+
+def test_there_are_twelve_other_subjects_in_words_of_their_own() -> None:
+    words = [word for subject in SUBJECTS.values() for word in (*subject.requests, subject.reaction)]
+    assert len(SUBJECTS) == 12
+    assert len(words) == len(set(words))
+    assert not any(character.isdecimal() for word in words for character in word)

@@ -11,6 +11,7 @@ from clawstream.judging import votes
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.simulation.opinions import HABITS, HINTS, Reaction, SimulatedJudge, Wish, read
 from clawstream.simulation.reactions import MANNERS, REACTIONS, VAGUE, Impression
+from clawstream.simulation.subjects import SUBJECTS
 
 SURE = SimulatedJudge(wrong_share=0.0, seed=0)
 READ_AS = {
@@ -141,3 +142,16 @@ def test_votes_on_one_answer_are_wrong_independently() -> None:
     lost = sum(sum(boxed(ask(judge, p, vote)) != 1 for vote in range(3)) >= 2 for p in prompts)
 
     assert 0.015 < lost / 3000 < 0.045  # 2.8 % by the binomial; 10 % if votes went wrong together
+
+
+def test_what_is_said_of_another_subject_is_a_hint_of_its_own_and_never_a_reward() -> None:
+    wrong, hints = SimulatedJudge(wrong_share=1.0, seed=0), set[str | None]()
+    for subject in SUBJECTS.values():
+        said = case(subject.reaction)
+        hints.add(hint_in(ask(SURE, hint_prompt(said, 2000))))
+        assert read(score_prompt(said, 2000).user) is Reaction.ADDS
+        assert [boxed(ask(judge, score_prompt(said, 2000))) for judge in (SURE, wrong)] == [0, 0]
+        assert hint_in(ask(wrong, hint_prompt(said, 2000))) is None
+    assert None not in hints
+    assert len(hints) == len(SUBJECTS)
+    assert not hints & {hint for known in HINTS.values() for hint in known}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.outcome import CellOutcome, ReportRow, read_as
-from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, mean_of
-from tests.unit.simulation.outcomes import failed, long_row, outcome, row, score
+from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, lasting, mean_of, steadiness
+from tests.unit.simulation.outcomes import block_row, failed, long_row, outcome, row, score
 
 
 def test_the_interval_of_a_mean_is_student_s() -> None:
@@ -269,3 +269,50 @@ def test_a_row_that_failed_says_why_and_shows_no_figure() -> None:
 def test_an_outcome_comes_back_from_json_as_it_was() -> None:
     for before in (outcome(0.4, 0.6), replace(outcome(0.4, 0.6), at_flip=score(16, 0.1))):
         assert read_as(CellOutcome, json.dumps(asdict(before))) == before
+
+
+BLOCKS = {
+    10: {"student": 0.8, "teacher": 0.1, "ta": 0.2},
+    20: {"student": 0.4, "teacher": 0.5, "ta": 0.1},
+    30: {"student": 0.2, "teacher": 0.5, "ta": 0.9},
+}
+
+
+def test_what_is_kept_is_each_earlier_person_s_share_of_the_score_when_their_block_ended() -> None:
+    found = block_row(BLOCKS).as_json()
+
+    assert found["kept"] == pytest.approx((0.2 / 0.8 + 0.5 / 0.5) / 2)
+    assert found["newest"] == 0.9
+    assert found["blocks"] == {"student": 10, "teacher": 20, "ta": 30}
+    assert found["by_persona"]["20"] == BLOCKS[20]
+
+
+def test_who_had_learned_nothing_can_keep_nothing_and_is_left_out() -> None:
+    nothing = {update: each | {"student": 0.0} for update, each in BLOCKS.items()}
+    assert block_row(nothing).as_json()["kept"] == 1.0
+    nobody = {update: dict.fromkeys(each, 0.0) for update, each in BLOCKS.items()}
+    assert (block_row(nobody).as_json()["kept"], block_row(nobody).as_json()["newest"]) == (None, 0.0)
+
+
+def test_of_a_subject_that_is_not_scored_there_is_no_newest_and_without_blocks_neither() -> None:
+    found = block_row({16: {"student": 0.9}, 20: {"student": 0.45}}, scenario="unrelated").as_json()
+    assert (found["kept"], found["newest"]) == (0.5, None)
+    stream = row(0.4, 0.6).as_json()
+    assert (stream["kept"], stream["newest"], stream["blocks"]) == (None, None, None)
+
+
+def test_a_method_s_blocks_are_means_over_seeds_and_its_controls_stand_apart() -> None:
+    other = BLOCKS | {30: {"student": 0.4, "teacher": 0.5, "ta": 0.7}}
+    rows = [block_row(BLOCKS), block_row(other, seed=1), block_row(BLOCKS, control=Control.FROZEN), row(0.4, 0.6)]
+
+    real, frozen = lasting(rows)
+
+    assert (real.name, real.num_seeds, frozen.name) == ("combined", 2, "combined, frozen")
+    assert real.scores["student"][30].mean == pytest.approx(0.3)
+    assert [*real.scores["ta"]] == [0, 10, 20, 30]
+    assert real.kept is not None
+    assert real.newest is not None
+    assert real.kept.mean == pytest.approx((0.625 + 0.75) / 2)
+    assert real.newest.mean == pytest.approx(0.8)
+    assert steadiness(rows[0]) == ()
+    assert checks(rows[:3]) == []

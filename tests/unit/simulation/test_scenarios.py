@@ -11,7 +11,8 @@ from clawstream.simulation import marks, reactions
 from clawstream.simulation.policy.conflicts import WANTED, Conflict
 from clawstream.simulation.policy.recipe import RECIPES
 from clawstream.simulation.problems import Sum, SumSet
-from clawstream.simulation.runs.scenarios import SCENARIOS, SCORED_FLIPPED, UnusableProblems, write
+from clawstream.simulation.runs.scenarios import SCENARIOS, SCORED_FLIPPED, UnusableProblems, blocks_of, write
+from clawstream.simulation.subjects import SUBJECTS
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -19,7 +20,8 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def sums(path: Path) -> list[Sum]:
-    return [Sum(left=int(left), right=int(right)) for r in rows(path) for left, _, right in [r["question"].split()]]
+    asked = [row["question"].split() for row in rows(path) if "subject" not in row]
+    return [Sum(left=int(left), right=int(right)) for left, _, right in asked]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
@@ -28,7 +30,7 @@ def test_people_and_scorer_read_only_sums_of_their_own_group(name: str, tmp_path
 
     assert {s.group for s in sums(asked)} == {SumSet.STUDENTS}
     assert {s.group for s in sums(scored)} == {SumSet.SCORED}
-    assert len(reactions.tasks(asked.read_text())) == len(set(sums(asked)))
+    assert sum(task.subject is None for task in reactions.tasks(asked.read_text())) == len(set(sums(asked)))
     assert len(marks.questions(scored.read_text())) == len(set(sums(scored))) == SCENARIOS[name].num_scored
 
 
@@ -40,6 +42,34 @@ def test_in_one_stream_each_person_asks_about_a_third_and_500_problems_are_score
         assert set(shares) == {"student", "teacher", "ta"}
         assert min(shares.values()) > 0.28 * shares.total()
     assert len(rows(scored)) == 500
+
+
+def test_blocks_are_of_the_people_and_problems_of_one_stream(tmp_path: Path) -> None:
+    one_stream, blocks = (write(SCENARIOS[name], tmp_path / name) for name in ("all", "blocks"))
+
+    assert [path.read_bytes() for path in one_stream] == [path.read_bytes() for path in blocks]
+
+
+def test_a_student_who_speaks_of_something_else_is_asked_for_no_score_of_it(tmp_path: Path) -> None:
+    asked, scored = write(SCENARIOS["unrelated"], tmp_path / "unrelated")
+    of_student, scored_of_student = write(SCENARIOS["student"], tmp_path / "student")
+
+    tasks = reactions.tasks(asked.read_text())
+    assert {task.persona for task in tasks} == {"student"}
+    assert {task.subject for task in tasks} == {None, *SUBJECTS}
+    assert [row for row in rows(asked) if "subject" not in row] == rows(of_student)
+    assert scored.read_bytes() == scored_of_student.read_bytes()
+
+
+def test_blocks_share_the_updates_and_nobody_has_one_where_all_talk_at_once() -> None:
+    def ends(scenario: str, updates: int) -> list[int]:
+        return [block.end for block in blocks_of(scenario, updates)]
+
+    assert ends("blocks", 30) == [10, 20, 30]
+    assert ends("blocks", 3) == [1, 2, 3]
+    assert ends("unrelated", 20) == [16, 20]
+    assert ends("unrelated", 5) == [1, 5]
+    assert [ends(name, 16) for name in ("all", "student", "tools")] == [[], [], []]
 
 
 def test_a_scored_question_is_in_a_wording_of_who_asks_and_brings_their_hint(tmp_path: Path) -> None:
