@@ -116,7 +116,8 @@ def people_figure(found: Sequence[Lasting], reference: Reference, title: str) ->
         for block in one.blocks:
             axes.axvline(block.end, color="#888888", linestyle=":", linewidth=1)
             axes.annotate(
-                f"{block.talker} talks", ((begin + block.end) / 2, 1.0), xycoords=("data", "axes fraction"),
+                f"{block.talker} talks" if block.talker in colours else block.talker,
+                ((begin + block.end) / 2, 1.0), xycoords=("data", "axes fraction"),
                 xytext=(0, 3), textcoords="offset points", ha="center", fontsize=9,
                 color=colours.get(block.talker, "#555555"),
             )  # fmt: skip

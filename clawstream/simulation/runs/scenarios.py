@@ -84,9 +84,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "student": Scenario(personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1),
         "all": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
         "blocks": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
-        "unrelated": Scenario(
-            personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1, speaks_of_else=True
-        ),
+        "unrelated": Scenario(personas=(STUDENT,), hint_share=1.0, num_scored=200, speaks_of_else=True),
     }
 )
 

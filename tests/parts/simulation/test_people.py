@@ -128,6 +128,24 @@ async def test_pause_is_acknowledged_once_no_session_is_open_and_go_goes_on(sums
     assert student.returncode == 0
 
 
+async def test_who_talks_alone_is_told_over_stdin(mixed: tuple[str, str]) -> None:
+    async with (
+        serving() as chat,
+        program("student", "--base-url", chat.url, "--problems", mixed[0], "--wait") as student,
+    ):
+        tell(student, "talk teacher")
+        tell(student, "go 6")
+        while (await line(student))["event"] != "paused":
+            pass
+        tell(student, "stop")
+        await lines_until_exit(student)
+
+    first = {body["messages"][0]["content"] for _, body in chat.asked}
+    patterns = [question.partition("{question}")[0] for question in reactions.MANNERS["teacher"].questions]
+    assert len(first) == 6
+    assert all(any(text.startswith(words) for words in patterns) for text in first)
+
+
 async def test_a_signal_lets_open_sessions_end(sums: tuple[str, str]) -> None:
     async with serving() as chat, program("student", "--base-url", chat.url, "--problems", sums[0]) as student:
         await line(student)

@@ -38,6 +38,10 @@ def test_a_picture_of_blocks_has_a_line_a_person_and_says_who_talks_till_when() 
         assert upright == [10, 20, 30]
         assert [text.get_text() for text in axes.texts] == ["student talks", "teacher talks", "ta talks"]
     assert not any(legend.get_window_extent().overlaps(axes.get_tightbbox()) for axes in figure.axes)
+    other = people_figure(lasting([block_row({1: {"student": 1.0}, 5: {"student": 0.5}}, scenario="unrelated")]),
+                          REFERENCE, "unrelated")  # fmt: skip
+    assert [text.get_text() for text in other.axes[0].texts] == ["student talks", "unrelated"]
     from matplotlib import pyplot as plt
 
     plt.close(figure)
+    plt.close(other)
