@@ -29,12 +29,12 @@ from clawstream.events import (
 from clawstream.groups.trajectories import settled_at_once
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.replay.comparing import SCORES, ComparedTurn, Comparison, compare
-from clawstream.replay.registry import Registry, ReplayLog, frozen
+from clawstream.replay.registry import Registry, frozen
 from clawstream.replay.stages import Output, samples_sha256
 from clawstream.replay.work import WorkerResult, summed
 from clawstream.stream import topics
-from clawstream.stream.log import PartitionId, PlacedRecord
-from clawstream.stream.stage import Record
+from clawstream.stream.log import Log, PartitionId, PlacedRecord
+from clawstream.stream.stage import Record, now_ms
 from clawstream.stream.topics import replay_topic
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")

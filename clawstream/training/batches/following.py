@@ -27,8 +27,7 @@ from clawstream.events import (
 from clawstream.events.control import promotions
 from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, EventLog, PartitionId, Undecodable
-from clawstream.stream.runner.offset_reset import ResettableLog
+from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, of_policy
 from clawstream.stream.stage import HEARD_MS, Record
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches.bookmark import Bookmark, Horizon
