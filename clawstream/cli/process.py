@@ -16,10 +16,11 @@ import typer
 import uvloop
 from rich.markup import escape
 
-from clawstream.config import Settings, load, quiet_transformers
+from clawstream.config import RewardsSettings, SamplesSettings, Settings, TrainingSettings, load, quiet_transformers
 from clawstream.errors import PartUnavailable
 
 if TYPE_CHECKING:
+    from clawstream.events import LearnsFrom
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
 T = TypeVar("T")
@@ -263,3 +264,15 @@ def _running(folder: Path, what: str, variable: str) -> str | None:
             f"settings file of the run you mean with --config, or set {variable} to a server's address"
         )
     return address_in(folder)
+
+
+def learns_from(training: TrainingSettings, samples: SamplesSettings, rewards: RewardsSettings) -> "LearnsFrom":
+    """Return what the trainer can use under these settings."""
+    from clawstream.events import LearnsFrom
+
+    w_binary, w_opd = training.weights
+    return LearnsFrom(
+        verdicts=w_binary > 0 and rewards.judge > 0,
+        hints=w_opd > 0,
+        hints_off_distribution=samples.off_distribution == "hint_only",
+    )

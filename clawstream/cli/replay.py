@@ -16,7 +16,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import AsJson, Context, broker, log_to_stderr, run_until_stopped, unless_stopped
+from clawstream.cli.process import (
+    AsJson,
+    Context,
+    broker,
+    learns_from,
+    log_to_stderr,
+    run_until_stopped,
+    unless_stopped,
+)
 from clawstream.config import Settings
 from clawstream.errors import ConfigError, OperatorError
 from clawstream.events import ReplayEnded, ReplayStarted, VotesFrom
@@ -154,7 +162,6 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "ReplayRequest", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
-    from clawstream.conversation.floor import learns_from
     from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.registry import num_records
     from clawstream.replay.running import begin, work_through

@@ -10,6 +10,7 @@ from clawstream.cli.process import (
     Context,
     broker,
     hide_torch,
+    learns_from,
     leave_what_is_loaded,
     log_to_stderr,
     pulse,
@@ -70,7 +71,6 @@ def judging(context: typer.Context) -> None:
         raise ConfigError(
             "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
         )
-    from clawstream.conversation.floor import learns_from
     from clawstream.inference.judge_client import JudgeClient
     from clawstream.judging.stage import judging_stage
     from clawstream.local.running import JudgeNotes
@@ -103,7 +103,6 @@ def samples(context: typer.Context) -> None:
     """Join turns, verdicts, hints and feedback into samples for the trainer: -> samples."""
     settings = _settings(context, "samples")
     hide_torch()
-    from clawstream.conversation.floor import learns_from
     from clawstream.events import OffDistribution, RewardWeights
     from clawstream.inference.judge_client import name_of, teaching
     from clawstream.rendering.renderer import PromptRenderer

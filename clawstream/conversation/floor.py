@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from clawstream.config import RewardsSettings, SamplesSettings, TrainingSettings
 from clawstream.conversation.history import SettledTurns
 from clawstream.conversation.messages import loops, parse, text_of, tool_calls_of
 from clawstream.events import (
@@ -41,16 +40,6 @@ def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
     if len(trained) != len(answer.output_ids) or not any(trained):
         return RefusalReason.MISALIGNED
     return trained
-
-
-def learns_from(training: TrainingSettings, samples: SamplesSettings, rewards: RewardsSettings) -> LearnsFrom:
-    """Return what the trainer can use under these settings."""
-    w_binary, w_opd = training.weights
-    return LearnsFrom(
-        verdicts=w_binary > 0 and rewards.judge > 0,
-        hints=w_opd > 0,
-        hints_off_distribution=samples.off_distribution == "hint_only",
-    )
 
 
 class Teaches(NamedTuple):

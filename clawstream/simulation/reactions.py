@@ -1,4 +1,4 @@
-"""How simulated people ask, read an answer and react to it. Pure.
+"""How simulated people ask, read an answer and react to it: pure.
 
 An answer is read as a person reads it, by its look and its result. Each person wants a style of their own. A complaint
 about the style names the wanted one, or says only that this one was wrong. When preferences flip, each wants another

@@ -1,6 +1,6 @@
 """The lessons of a base policy that calls a calculator: single steps of attempts at chains, many of which go wrong.
 
-Pure: the same random source gives the same steps, and no chain outside the base group is used. A step goes wrong in
+The same random source gives the same steps, and no chain outside the base group is used. A step goes wrong in
 one of the ways that can be unlearned: it calls with another operation or another number, or it says an intermediate
 number as the result. The steps before it may have gone wrong the same way.
 """

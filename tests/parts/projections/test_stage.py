@@ -109,7 +109,7 @@ async def test_a_database_of_another_log_is_refused(emptied: Engine, migrated_ur
         connection.execute(
             text("INSERT INTO offsets SELECT unnest(CAST(:topics AS text[])), 0, 99, 1"), {"topics": list(TOPICS)}
         )
-    with pytest.raises(DatabaseMismatch, match=r"up to offset 99, and this log ends at 0"):
+    with pytest.raises(DatabaseMismatch, match=r"up to offset 99, but this log ends at 0"):
         await project(migrated_url, log, stop=asyncio.Event())
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from clawstream.cli.process import learns_from
 from clawstream.config import RewardsSettings, SamplesSettings, TrainingSettings
-from clawstream.conversation.floor import SecondLook, SecondLooks, Teaches, learns_from, second_looks
+from clawstream.conversation.floor import SecondLook, SecondLooks, Teaches, second_looks
 from clawstream.conversation.history import REMEMBERED_OVER, SettledTurns, buried, marked
 from clawstream.events import (
     HintAbsence,

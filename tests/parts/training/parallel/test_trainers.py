@@ -252,7 +252,7 @@ PARENT = """
 import time
 from clawstream.training.processes import Processes, Start
 def work(state):
-    print("at work", flush=True)
+    print("at work\\n", end="", flush=True)  # one write: both processes have one output
     time.sleep(300)
 if __name__ == "__main__":
     processes = Processes(2, Start(backend="gloo", threads=1))
