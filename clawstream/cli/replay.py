@@ -162,6 +162,7 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "ReplayRequest", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
+    from clawstream.inference.judge_client import name_of
     from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.registry import num_records
     from clawstream.replay.running import begin, work_through
@@ -169,11 +170,7 @@ async def work_on(
     from clawstream.stream.kafka import admin
     from clawstream.stream.topics import replay_topics
 
-    teacher = None
-    if settings.teacher.url is not None:
-        from clawstream.inference.judge_client import judge_name
-
-        teacher = judge_name(settings.teacher.model, settings.teacher.url)
+    teacher = name_of(settings.teacher)
     learns = learns_from(settings.training, settings.samples, settings.rewards)
     grouped = settings.training.method == "stepwise"
     started, ended = await begin(

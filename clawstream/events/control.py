@@ -55,8 +55,8 @@ class ReplayStarted(ReplayEvent):
     off_distribution: OffDistribution
     reward_weights: RewardWeights
     hint_quorum: int
-    teacher: str | None = None  # the engine whose recorded scores weigh hints; None: the trainer's own do
-    heuristic_function: str | None = None  # scores turns besides the log's scores; None: none is used
+    teacher: str | None = None  # the engine whose recorded scores hints count by; None: the trainer scores itself
+    heuristic_function: str | None = None  # scores turns, besides the scores on the log; None: no function is used
     learns: LearnsFrom = EVERYTHING  # a session without any of it gets a second look
     judged: bool = True  # False: no judge votes, so that feedback waits for none
     grouped: bool = False  # attempts at one task are weighed against each other, as `stepwise` needs

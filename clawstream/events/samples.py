@@ -14,17 +14,19 @@ class RefusalReason(StrEnum):
     """Why a turn, or a whole session, gives no sample."""
 
     NO_SIGNAL = "no_signal"  # neither a hint, nor a verdict of -1 or 1, nor a score or a hint by feedback
-    NO_NEXT_STATE = "no_next_state"  # the session ended and no turn of it was paired
-    FLOOR_UNDECIDED = "floor_undecided"  # the floor's second look gave no -1 or 1 either
+    NO_NEXT_STATE = "no_next_state"  # the session ended, and none of its answers was paired with a next state
+    FLOOR_UNDECIDED = "floor_undecided"  # the second look that the floor asks for gave no -1 or 1 either
     EMPTY_ANSWER = "empty_answer"
     TRUNCATED = "truncated"  # the answer ran into max_tokens
     LOOPING = "looping"  # the answer ends in the same tokens over and over
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
     INTERRUPTED = "interrupted"  # the client left; the settings exclude such answers, or the version is not known
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily, from the likeliest tokens alone, or shaped
-    PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that the prompt refers to is not known any more
-    HINT_UNRENDERABLE = "hint_unrenderable"  # the hinted prompt can't be rendered, and no score is there
-    HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and it or the policy's engine gave no scores
+    PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that holds a part of the prompt is not known any more
+    HINT_UNRENDERABLE = (
+        "hint_unrenderable"  # the hinted prompt can't be rendered or is too long, and the answer has no score
+    )
+    HINT_UNSCORED = "hint_unscored"  # an engine is the teacher, and that engine or the policy's gave no log-probs
     ANSWER_UNKNOWN = "answer_unknown"  # the feedback names an answer that is not in the session
 
 
@@ -103,13 +105,13 @@ class SampleAssembled(SessionEvent):
     sampling: Sampling  # as the exchange's event has it
     policy_id: str
     versions: tuple[VersionSpan, ...]
-    num_earlier_turns: int  # main turns of the session before this one; 0: its first answer
+    num_earlier_turns: int  # main turns of the session before this one; 0: this is its first answer
     total_reward: float | None  # the weighted sum of the parts that count, -1 to 1; None: no part counts
-    person_reward: float | None = None  # the newest score by this source; None: it gave none
+    person_reward: float | None = None  # the newest score by this source; None, here and in the next two: no score
     environment_reward: float | None = None
     heuristic_reward: float | None = None
     num_feedback: int | None = None  # how often feedback had changed a source's score, or a person's hint; None: never
-    teacher: str | None = None  # the engine whose scores these are; None: the trainer is to score by its own weights
+    teacher: str | None = None  # the engine that scored as the teacher; None: the trainer scores with its own weights
     teacher_logprobs: LogProbs | None = None  # of the response after the hinted prompt, at temperature 1
     student_logprobs: LogProbs | None = None  # by the policy's engine after the prompt, at temperature 1
     student_version: int | None = None  # the version that those are of; None exactly when the three fields above are

@@ -143,7 +143,7 @@ class LearnedFrom(NamedTuple):
 
     samples: int = 0
     with_feedback: int = 0  # a thumb, a score, words or a heuristic's
-    judged: int = 0  # by a model, with feedback or without
+    judged: int = 0  # by a judge, with feedback or without
     hinted: int = 0
 
 

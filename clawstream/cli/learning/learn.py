@@ -35,8 +35,8 @@ _OF_BOTH = ("seeds", "json_file", "real")
 # all: three kinds of people in one stream; blocks: the same, one kind after the other; unrelated: students, who then
 # speak of something else; tools: agents with a calculator.
 LearnScenario = Literal["all", "student", "blocks", "unrelated", "tools"]
-# hard: what people want is rare in it; tools: calls a calculator, and seldom to the end; own: engine.model_path of the
-# settings, with their engines, judge and trainer.
+# hard: it seldom answers as people want; tools: it calls a calculator, and seldom finishes; own: engine.model_path of
+# the settings, with their engines, judge and trainer.
 LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
 
 

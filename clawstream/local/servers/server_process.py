@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -176,7 +177,7 @@ class ServerProcess:
         return last_lines(self.log.read_text(errors="replace"), num_lines)
 
 
-class EmbeddedServer:
+class EmbeddedServer(ABC):
     """A server on `data_dir`, from `__enter__` to `__exit__` and never longer than this process.
 
     Its data is kept between runs; `fresh` empties it first.
@@ -189,8 +190,8 @@ class EmbeddedServer:
         self._port = port
         self._server_process: ServerProcess | None = None
 
-    def __enter__(self) -> Self:
-        raise NotImplementedError
+    @abstractmethod
+    def __enter__(self) -> Self: ...
 
     def restart(self) -> None:
         """Start a server that ended on the same data and port; raises PartUnavailable as the first start does."""

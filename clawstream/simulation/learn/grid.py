@@ -89,8 +89,8 @@ class Cell:
 def grid(
     like: Cell, *, methods: Sequence[str], seeds: Sequence[int], controls: Sequence[Control], teachers: Sequence[str]
 ) -> tuple[Cell, ...]:
-    """Return a cell like `like` for each of these, seed by seed, so that a grid that is cut short has all methods with
-    the same seeds. Each is scored at the last update too, around its flip, and at the end of each block.
+    """Return a cell like `like` for each combination, seed by seed: a grid that is cut short has all methods with the
+    same seeds. Each cell is scored at the last update too, around its flip, and at the end of each block.
     """
     after, updates = like.flip_after, like.updates
     flip = () if after is None else (after, min(after + ANEW_WITHIN, updates))
