@@ -87,7 +87,8 @@ async def test_late_words_and_attempts_are_known_from_the_start() -> None:
     one, late = (attempt(None, session_id=name, size=2, outcome=score) for name, score in (("a", 1.0), ("b", -1.0)))
     answer = one.written[0]
     flow = run_through([*one.written, *late.written], 0, Oracle(MIXED), grouped=True)
-    turn_id = answer.exchange_id  # type: ignore[attr-defined]
+    assert isinstance(answer, ExchangeCompleted)
+    turn_id = answer.exchange_id
     flow.log.append(FEEDBACK, one.rate(turn_id, -1.0, FeedbackSource.ENVIRONMENT))
     log = await written(flow, partitions=1)
     await replayed(log, grouped=True)
@@ -107,7 +108,9 @@ async def test_a_replay_under_another_method_settles_nothing_and_one_keeps_the_m
 
 async def test_where_nobody_judges_words_and_thumbs_on_any_answer_make_samples_again() -> None:
     session = attempt(None, None, group_id=None, outcome=None)
-    turn_id = session.written[0].exchange_id  # type: ignore[attr-defined]
+    [answer, *_] = session.written
+    assert isinstance(answer, ExchangeCompleted)
+    turn_id = answer.exchange_id
     session.rate(turn_id, None, text="Show the steps first.")
     flow = run_through(session.written, 0, judged=False)
     log = await written(flow, partitions=1)

@@ -27,6 +27,7 @@ from clawstream.events import (
     VerdictReached,
     VerdictStatus,
 )
+from clawstream.inference.judge_client import JudgeReply
 from clawstream.samples.session import PAST_LIVES
 from tests import recorded
 from tests.examples import examples
@@ -183,7 +184,7 @@ def test_a_session_without_a_sample_gets_a_second_look_at_its_best_turn_when_it_
     class Torn(Oracle):
         """Undecided at first, and sure once it sees the whole session."""
 
-        async def ask(self, system: str, user: str, *, seed: int):  # type: ignore[no-untyped-def]
+        async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
             self.replies = GOOD if "<session>" in user else UNDECIDED
             return await super().ask(system, user, seed=seed)
 
@@ -201,7 +202,7 @@ def test_a_session_without_a_sample_gets_a_second_look_at_its_best_turn_when_it_
 class Hinting(Oracle):
     """Offers a hint on each turn and takes no side, but once it sees the whole session."""
 
-    async def ask(self, system: str, user: str, *, seed: int):  # type: ignore[no-untyped-def]
+    async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
         hint = "\\boxed{1} [HINT_START]Leave out the headings.[HINT_END]"
         self.replies = GOOD if "<session>" in user else {Question.SCORE: ["\\boxed{0}"], Question.HINT: [hint]}
         return await super().ask(system, user, seed=seed)
@@ -224,7 +225,7 @@ def test_an_answer_that_gives_no_sample_is_not_its_session_s_one_sample(seed: in
     class Torn(Oracle):
         """Decided on the first answer, and on the second only once it sees the whole session."""
 
-        async def ask(self, system: str, user: str, *, seed: int):  # type: ignore[no-untyped-def]
+        async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
             self.replies = GOOD if "<session>" in user or "answer 1" not in user else UNDECIDED
             return await super().ask(system, user, seed=seed)
 

@@ -120,8 +120,7 @@ async def test_after_a_flip_the_sessions_that_start_want_what_their_line_says(mo
     assert talker.wishes == ["student"] * 2 + ["ta"] * 3
 
 
-async def test_who_is_told_to_talk_alone_starts_sessions_until_another_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(student, "say", lambda _: None)
+async def test_who_is_told_to_talk_alone_starts_sessions_until_another_is() -> None:
     talker = Talker()
     talker.may_end.set()
     async with classroom(talker, waits=True, sums=MIXED) as room:
