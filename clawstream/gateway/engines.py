@@ -39,7 +39,7 @@ _HOMES = 65_536  # sessions whose engine is remembered
 
 
 class StaleCache(ClawstreamError):
-    """The answer may rest on a cache that other weights filled; none of it was shown. Make a new attempt."""
+    """The answer may rest on a cache that other weights filled. The client saw nothing of it. Make a new attempt."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -118,13 +118,13 @@ class ServedEngine:
         self.problem = problem
 
     def told(self, weights: int, before: int | None) -> None:
-        """Note the `weights` that the engine reported, unless the known ones, `before`, changed since it was asked."""
-        # The report is needed, since events may be missed, and an engine that was away may have older weights.
+        """Note the `weights` that the engine reported, unless the noted ones, `before`, changed while it was asked."""
+        # Events don't suffice: some may be missed, and an engine that was away may have older weights.
         if self.weights in (None, before):
             self.serves(weights)
 
     def give_up(self) -> None:
-        """Fail requests without a first token at once, and streaming ones if no token comes for `answers_within_s`."""
+        """Fail each request without a first token now, and a streaming one after `answers_within_s` without a token."""
         now = asyncio.get_running_loop().time()
         for patience in self.patience:
             if not patience.expired():
@@ -136,9 +136,9 @@ class EngineAttempt:
     """One attempt to have an engine answer a request, under a cache key (`extra_key`).
 
     The key names the tenant and the version of weights that the engine is known to serve. No older weights filled the
-    cache under this key: a version is known only once it is served, and an engine that came back with older weights
-    gets its cache emptied when it is updated (weights/stage.py). Since an engine may change its weights before the
-    gateway knows, `check` discards an answer from a stale cache. Tested in tests/unit/gateway/test_cache_keys.py.
+    cache under this key. A version is known only once the engine serves it. An engine that came back with older weights
+    has its cache emptied when it is updated (weights/stage.py). An engine may change its weights before the gateway
+    knows, so `check` discards an answer from a stale cache. Tested in tests/unit/gateway/test_cache_keys.py.
     """
 
     engine: ServedEngine
@@ -171,8 +171,8 @@ class EngineAttempt:
             self.engine.serves(served)
         if first.cached_tokens != 0 and not self.alone:
             raise StaleCache(
-                f"engine {self.engine.url}: {first.cached_tokens} cached tokens under {self.extra_key}, sampled by "
-                f"{served}; asked again under another key"
+                f"engine {self.engine.url}: version {served} answers from {first.cached_tokens} tokens cached under "
+                f"{self.extra_key}; asked again under another key"
             )
 
 
@@ -283,7 +283,7 @@ class Engines:
         return "; ".join(str(engine.problem) for engine in self.all if engine.problem is not None)
 
     def learn(self, event: PolicyActivated) -> None:
-        """Note that an engine now serves another version; an event with an older version changes nothing."""
+        """Note the version that an engine now serves; an event about older weights changes nothing."""
         if event.policy_id != self._policy_id:
             return
         for engine in self.all:

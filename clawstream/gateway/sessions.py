@@ -1,14 +1,15 @@
 """What the gateway remembers of sessions: which session a request continues, and what was sampled in it. Pure.
 
 All tables are folds over answered exchanges, so they are the same whether kept live or rebuilt from the log; time comes
-in as an argument. Forgetting costs tokens and time, never an answer: a prompt that can't go on is rendered anew, and
-for a forgotten response the client is asked to send the messages.
+in as an argument. Forgetting costs tokens and time, never an answer: the prompt of a forgotten session is rendered
+anew, and a client that names a forgotten response is asked for its messages.
 
 A conversation is recognised by a hash of all messages up to and including one of our answers, except a client's own
-blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) the hash is of
-the words of people, tools and the policy, without a client's frames, which OpenClaw omits when it asks again after
-tools. Two conversations are never joined just because both lack a name. Where several sessions have the very same
-messages, each is continued once before any is continued again. Where only a trace's words are the same, none is.
+blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) a second hash
+is used: of the words of people, tools and the policy alone. OpenClaw omits the text that it wraps around a person's
+words when it asks again after tools. Two conversations are never joined just because both lack a name. Where several
+sessions have the very same messages, each is continued once before any is continued again. Where several sessions have
+only the second hash in common, none of them is continued.
 """
 
 import hashlib

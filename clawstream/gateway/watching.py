@@ -44,9 +44,9 @@ async def learn_sessions(
 ) -> None:
     """Fold the exchanges since `from_ms` into the tables of sessions, so that these go on after a restart.
 
-    The `spooled` events, which are on their way to the log, follow those of the log. A log that is away is waited for,
-    since an unknown session could be mistaken for another, or taken by another key. Inconsistent exchanges are left out
-    and logged in one line.
+    The `spooled` events, which are on their way to the log, follow those of the log. While the log is away, this waits:
+    a session that is not known yet could be mistaken for another, or taken by another key. Inconsistent exchanges are
+    left out and logged in one line.
     """
     learning = SessionLearner(index, answers, conversations, owners, policy_id)
     async with _saying_that_it_waits():
@@ -66,7 +66,7 @@ async def learn_sessions(
 
 
 async def _read_once(log: Log, learning: "SessionLearner", from_ms: int) -> bool:
-    """Return whether all was read, waiting a while first where it was not; records that were read stay known."""
+    """Return True once all was read; if the log is away, wait a second and return False. What was read stays known."""
     try:
         async with closing(log.follow((topics.EXCHANGES,), start=from_ms, until_end=True)) as batches:
             async for records in batches:
@@ -80,7 +80,7 @@ async def _read_once(log: Log, learning: "SessionLearner", from_ms: int) -> bool
 
 @asynccontextmanager
 async def _saying_that_it_waits() -> AsyncIterator[None]:
-    """During the block, log every five seconds that it waits: a broker that stops answering raises nothing."""
+    """During the block, log every five seconds that the gateway waits: a silent broker raises nothing."""
 
     async def say() -> None:
         for number in count(1):
@@ -159,7 +159,7 @@ class SessionLearner:
 async def learn_owners(log: Log, owners: Owners, from_ms: int) -> None:
     """Learn all owners; those since `from_ms` are known already. Reads the log from where the owners' file ends.
 
-    Runs beside everything else, since that may be the whole log. A log that is away is waited for.
+    Runs beside everything else, since it may read the whole log. While the log is away, this waits.
     """
     start: Start = "earliest" if owners.read_to_ms is None else owners.read_to_ms
     said, num_records, places = time.monotonic(), 0, dict[tuple[str, int], int]()
@@ -171,7 +171,7 @@ async def learn_owners(log: Log, owners: Owners, from_ms: int) -> None:
                     places |= {(raw.topic, raw.partition): raw.offset + 1 for raw in raws}
                     num_records += len(raws)
                     if time.monotonic() - said > _SAID_EVERY_S:
-                        LOG.warning("owners=reading records=%d; sessions that are not known yet wait", num_records)
+                        LOG.warning("owners=reading records=%d; sessions not known yet get a 503", num_records)
                         said = time.monotonic()
             break
         except TryLater as error:
