@@ -21,7 +21,7 @@ _KEY_BYTES = 32
 
 
 def add_key(path: Path, name: str, allowance: Allowance) -> str:
-    """Add a key `name` to the file and return the key, of which only a hash is kept. Raises ConfigError."""
+    """Add a key `name` and return it; the file keeps only its hash. Raises ConfigError."""
     shown = PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     key = Key(name=name, sha256=sha256(shown), created_at=_now(), **asdict(allowance))
     with _changing(path):
@@ -57,7 +57,7 @@ def read_keys(path: Path) -> KeyRing:
 class WatchedKeys:
     """The keys in force; the file is looked at again every 2 s at most.
 
-    Where the file can't be read, a warning is logged and the last keys stay in force. Where it is gone, none is.
+    If the file can't be read, a warning is logged and the last keys stay in force. If it is gone, no key is in force.
     """
 
     def __init__(self, path: Path, *, now_s: Callable[[], float] = time.monotonic) -> None:

@@ -27,8 +27,8 @@ DEFAULT = "default"  # the name of gateway.api_key
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Limit = Annotated[int | None, Field(ge=1)]
 AGAIN_AFTER_S = 1
-_SHARES = 4  # a key may use one of so many parts of the gateway's room, or all if it is the only key
-_ARRIVING = 4  # so many times max_in_flight requests may be here, those included whose bodies still arrive
+_SHARES = 4  # each of several keys may use 1 / _SHARES of the gateway's room; an only key may use all
+_ARRIVING = 4  # times max_in_flight: the most requests that may be here, those included whose bodies still arrive
 _MINUTE_S = 60.0
 
 
@@ -69,7 +69,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """All keys ever made, as in their file; immutable: a change returns another ring."""
+    """All keys of the key file, revoked ones too; immutable: a change returns another ring."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -1,12 +1,12 @@
 """Which key owns a session: the first one that was answered in it, for ever.
 
-The one rule: a key that is not known to be the owner is not taken for one. The log has every answer and its key. A file
+The one rule: only a key that is known to be the owner is taken for it. The log has every answer and its key. A file
 beside the spool has each session's owner (16 bytes of a hash, a number for the key), so that a look-up takes
 microseconds and no memory, however many sessions there were. A lost or damaged file is rebuilt from the log. Until that
 is done (`whole`), nobody with a key can go on with a session that is not in the file.
 
-A refused request owns nothing. A request under way holds its session against other keys until it is over, and owns it
-once a token of its answer is on the log.
+A refused request owns nothing. A request under way keeps other keys out of its session until it is over. Its key owns
+the session once a token of its answer is on the log.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from clawstream.events import Event, ExchangeCompleted, ExchangeFailed
 LOG = logging.getLogger(__name__)
 FOLDER = "owners"
 KEEP_EVERY_S = 1.0
-_NOTE_EVERY_MS = 60_000  # how often the file notes how far the log was read, without a new owner
-_CLOCKS_DIFFER_MS = 3_600_000  # by so much at most the broker's clock differs from ours
+_NOTE_EVERY_MS = 60_000  # how often the file notes how far the log was read, if there is no new owner
+_CLOCKS_DIFFER_MS = 3_600_000  # the most by which the broker's clock may differ from ours
 _HASH_BYTES = 16
-_KEPT = 10_000  # newest sessions: for their further answers the file is not written again
+_KEPT = 10_000  # newest sessions that are remembered: their further answers need no write
 _AS_BYTES = ("utf-8", "surrogatepass")  # so that any name in a record can be kept
 _VERSION = 1
 _SCHEMA = (
@@ -55,7 +55,7 @@ class SessionClaim(NamedTuple):
 
 
 def claim_of(event: Event) -> SessionClaim | None:
-    """Return the event's claim to its session; None: nobody was answered, or without a key."""
+    """Return the event's claim to its session; None: it has no answer, or no key."""
     if not isinstance(event, ExchangeCompleted | ExchangeFailed) or event.key_name is None:
         return None
     if isinstance(event, ExchangeFailed) and not event.output_ids:
@@ -73,7 +73,7 @@ class Owners:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="owners")
         self._fresh: dict[bytes, SessionClaim] = {}  # not in the file yet, the earliest of each session
         self._keeping: Mapping[bytes, SessionClaim] = {}  # on their way into it
-        self._kept: dict[bytes, int] = {}  # newest sessions in the file: the time in ms by which each was owned
+        self._kept: dict[bytes, int] = {}  # newest sessions in the file: when the owner's answer ended, in ms
         self._under_way: dict[str, dict[str | None, int]] = {}
         self._failing = False
         self._noted_at_ms = 0
@@ -116,7 +116,7 @@ class Owners:
 
     @contextmanager
     def holding(self, session_id: str, key_name: str | None) -> Iterator[None]:
-        """Keep other keys from beginning the session during the block."""
+        """Keep other keys out of the session during the block."""
         holders = self._under_way.setdefault(session_id, {})
         holders[key_name] = holders.get(key_name, 0) + 1
         try:
@@ -146,7 +146,7 @@ class Owners:
                 await self._keep()
 
     def close(self) -> None:
-        """Write all claims to the file, if the disk takes them; the log has the others."""
+        """Write all claims to the file; if the disk fails, they are only on the log."""
         try:
             self._writer.submit(self._write, self._gathered(), self._whole_to_ms()).result()
         except TryLater as error:
@@ -183,7 +183,7 @@ class Owners:
         return self._now_ms() - _CLOCKS_DIFFER_MS if self.whole else None
 
     def _write(self, claims: list[SessionClaim], read_to_ms: int | None) -> None:
-        """Write the claims, and up to when the file has the log's. In the writer's thread; raises TryLater."""
+        """Write the claims, and until when the log was read. Runs in the writer's thread; raises TryLater."""
         try:
             with self._writing as file:
                 names = {(claim.key_name.encode(*_AS_BYTES),) for claim in claims}
@@ -201,7 +201,7 @@ class Owners:
 
 
 def hashed(session_id: str) -> bytes:
-    """Return the hash by which the file has the session."""
+    """Return the hash that stands for the session in the file."""
     return hashlib.blake2b(session_id.encode(*_AS_BYTES), digest_size=_HASH_BYTES).digest()
 
 

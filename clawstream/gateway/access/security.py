@@ -56,7 +56,7 @@ class Guard:
         return cls(keys, default, limits, metrics, here_alone=settings.host in LOOPBACK)
 
     def caller(self, headers: dict[str, str]) -> Caller:
-        """Return who asks; where no keys are in use, every program here may. Raises BadRequest (401, 403)."""
+        """Return who asks; if no keys are in use, any program on this machine may. Raises BadRequest (401, 403)."""
         if self.default_key is None and self.here_alone and not self.keys.in_use:
             foreign = foreign_page(headers)
             if foreign is not None:
@@ -135,8 +135,8 @@ def _unauthorized(message: str) -> BadRequest:
 def foreign_page(headers: Mapping[str, str]) -> BadRequest | None:
     """Return the refusal (403) of a request by a web page of another site; None: it comes from no such page.
 
-    A page whose own name points at this machine's address is no other site to a browser, and may set any header but
-    Host. So only Origin and Host count here, and a key does not.
+    DNS rebinding: the name of a page's own site can point at this machine's address. To the browser the gateway is then
+    the same site, so the page may set any header but Host. Hence only Origin and Host count here, and a key does not.
     """
     said = {name: headers[name] for name in ("origin", "host") if name in headers}
     refused = refusal("GET", {"host": "localhost"} | said, "127.0.0.1")  # no browser leaves Host out
