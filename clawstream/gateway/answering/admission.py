@@ -50,7 +50,7 @@ RETRY_AFTER_S = 2
 MAX_RECORDED_BYTES = 8 * 2**20  # the most that a record of the log holds
 _OWN_BYTES = 4096  # of a record, for its names, times and ids
 _TOKEN_BYTES = 4
-_MAX_TOKEN_BYTES = 64  # on average; a text has 2 to 6 bytes a token
+_MAX_TOKEN_BYTES = 64  # more bytes a token than any text has (2 to 6 on average)
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -350,7 +350,7 @@ class Admission:
 
 
 def _let_in_choices(asked: _Asked, grow: Callable[[int], None]) -> None:
-    """Have `grow` let in the answers after the first. Raises BadRequest, also where there are too many."""
+    """Count the answers after the first by `grow`. Raises BadRequest if they are too many, or belong to a group."""
     num_choices, group = asked.chat.asked.num_choices, asked.named.group
     if num_choices == 1:
         return

@@ -1,8 +1,8 @@
 """One answer: generate, show, record, and only then say how it ended.
 
 The one rule: the client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has
-it. A request that fails before its first token is asked again, of the same engine or another. When no try is left, the
-failure is told to the client and recorded. Raw ASGI, because every token passes here.
+it. A request that fails before its first token is put to the same engine again, or to another. When no try is left, the
+failure is told to the client and recorded.
 """
 
 import asyncio
@@ -101,7 +101,7 @@ class ExchangeInProgress:
             if failure is not None:
                 self.admission.metrics.asked_again.labels(failure.again.value).inc()
                 LOG.info("exchange=%s asked_again=%s why=%s", accepted.exchange_id, failure.again, failure.detail)
-            # SGLang aborts every request whose rid begins with the given one, so no try's rid may begin with another's.
+            # An abort of a rid ends every request in SGLang whose rid begins with it. So no try's rid begins another's.
             rid = f"{tries}-{accepted.exchange_id}" if tries else accepted.exchange_id
             failure = await self._ask(attempt, rid, deadline)
             if failure is None or failure.again is _Again.NOWHERE or self.capture.token_ids:

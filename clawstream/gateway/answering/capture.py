@@ -56,7 +56,7 @@ class Capture:
     finish: Finish | None = None
     first_token_at_ms: int | None = None
     num_sent_tokens: int = 0  # tokens whose text the client was sent
-    named: set[str | None] = field(default_factory=set)  # the weights that chunks with tokens named
+    named: set[str | None] = field(default_factory=set)  # the weights that the chunks with tokens name
 
     def add(self, chunk: Chunk, now_ms: int) -> None:
         """Take in what the engine sampled by `now_ms`."""

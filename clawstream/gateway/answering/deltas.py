@@ -17,7 +17,7 @@ from clawstream.gateway.requests.wire import assistant_message
 from clawstream.rendering.calling import offers_tools
 from clawstream.rendering.renderer import HALF_CHARACTER, CalledTool, ParsedAnswer, PromptRenderer
 
-_MOST_HALVES = 3  # replacement characters that an incomplete character shows; any before them are invalid bytes
+_MOST_HALVES = 3  # an incomplete character decodes to so many replacement characters at most; more are invalid bytes
 _MOST_WAITING = 64  # tokens since the last whole character; after that, invalid bytes are released too
 _READ_AGAIN_AFTER = 0.02  # share by which an answer grows between two readings while the field is unknown
 
@@ -99,7 +99,7 @@ class _Text:
         return new
 
     def drop_half_of(self, stop: str) -> None:
-        """Cut off the longest tail of `stop` that ends the text, which may lack white space that `stop` begins with."""
+        """Cut off the longest tail of `stop` that ends the text; white space that `stop` begins with may be missing."""
         for start in range(len(stop)):
             if self.text.endswith(stop[start:]):
                 self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]
@@ -218,7 +218,7 @@ class AnswerStream:
         return self._release(ended=False)
 
     def _count_content(self, before: str, end: int) -> None:
-        """Count the uncounted tokens up to `end` as content's if content changed; markers alone change the field."""
+        """Count the uncounted tokens up to `end` as content's if content changed; only a marker changes the field."""
         if not self._content.text:
             self.content_numbers.clear()  # also if content turned out to be reasoning
         elif self._content.text != before:
@@ -226,7 +226,7 @@ class AnswerStream:
             self._counted_to = end
 
     def _count_content_behind_thought(self) -> None:
-        """Count all tokens from the first one of content on as content's."""
+        """Count the first token of content and all after it, but no stop tokens, as content's."""
         if self._content.text:
             read = range(len(self.ids))
             first = bisect_left(read, True, key=lambda at: bool(self._parse(at + 1, ended=False).content))

@@ -51,7 +51,7 @@ class SampledTokens:
         return {"content": [entry for _, entry in found], "refusal": None} if found else None
 
     def take_content(self) -> list[dict[str, Any]]:
-        """Return the text's new log-probs; drop other tokens before its last one, and keep those behind it."""
+        """Return the new log-probs of the text's tokens. Drop other tokens up to the text's last; keep later ones."""
         found = [entry for number, entry in self._waiting if number in self.content_numbers]
         last = max(self.content_numbers, default=-1)
         self._waiting = [(number, entry) for number, entry in self._waiting if number > last]
@@ -128,7 +128,7 @@ class CompletionReply:
     model: str
     created_s: int
     index: int
-    choice_id: str | None  # the answer's own exchange; None: the request has no other
+    choice_id: str | None  # the answer's own exchange; None: the request has only this answer
     together: CollectedReplies
     include_usage: bool
     sampled: SampledTokens | None
