@@ -228,7 +228,7 @@ def _tool_call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _texts(found: object, where: str, *, pictures: str | None = None) -> list[dict[str, str]]:
-    """Return text blocks as OpenAI's parts, `pictures` in the place of images; None: nothing but text may stand here.
+    """Return text blocks as OpenAI's parts; the words `pictures` replace an image. None: only text may stand here.
 
     Raises BadRequest for any other block.
     """

@@ -60,7 +60,7 @@ class MessageReply:
         return _event("message_start", message=message) + PING
 
     def alive(self) -> bytes:
-        """Return a ping; the beginning of a message has one."""
+        """Return a ping; the first is part of the message's beginning."""
         return self.start() or PING
 
     def delta(self, delta: ReplyDelta) -> bytes:

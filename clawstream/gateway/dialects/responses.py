@@ -133,7 +133,7 @@ class _ItemReader:
         return grows
 
     def _reference(self, item: Item, where: str) -> None:
-        """Put the referenced items in; a reference to an answer's first item of a kind means all items of that kind."""
+        """Put the referenced items in; an id of text or reasoning stands for all text or reasoning of its answer."""
         item_id = _text(item, "id", where)
         found = OURS.fullmatch(item_id)
         recalled = self.recall(found.group(1)) if found else None
@@ -206,7 +206,7 @@ def _thought(item: Item, where: str) -> str:
             return "".join(part["text"] for part in _texts(_parts(pieces, f"{where}.{key}"), f"{where}.{key}"))
     if sealed:
         raise BadRequest(
-            f"{where} holds reasoning that another model encrypted, and only that can read; leave the item out.",
+            f"{where} holds reasoning that another model encrypted and only that model can read; leave the item out.",
             param=where,
         )
     return ""
@@ -265,7 +265,7 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
             message = f"{key} is not supported by /v1/responses here; leave it out."
             raise BadRequest(message, code="unsupported_value", param=key)
     if body.get("truncation") not in (None, "disabled"):
-        expected = "expected disabled, or it left out"
+        expected = "send disabled, or leave it out"
         message = f"truncation is not supported: a conversation that is too long is refused; {expected}."
         raise BadRequest(message, code="unsupported_value", param="truncation")
     previous = _previous(body, recall)
@@ -300,7 +300,7 @@ def read_responses(body: Mapping[str, Any], ends_session: bool, recall: Recall) 
 
 
 def conversation_of(messages: tuple[bytes, ...], options: Mapping[str, Any]) -> tuple[bytes, ...] | None:
-    """Return the messages of an exchange that a later request inherits; None: the client wanted nothing kept."""
+    """Return the messages of an exchange that a later request inherits; None: of another API, or `store` is false."""
     translated = options.get(TRANSLATED)
     if not isinstance(translated, dict) or options.get("store") is False:
         return None

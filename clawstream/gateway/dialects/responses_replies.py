@@ -173,7 +173,7 @@ class ResponseReply:
         return b"event: " + kind.encode("ascii") + b"\ndata: " + data + b"\n\n"
 
     def _new_id(self, prefix: str) -> str:
-        """Return the id of an item; the first of its kind stands for all of them where a client refers to it."""
+        """Return the id of an item of text or reasoning; a reference to it means all text, or all reasoning."""
         number = self._ids.get(prefix, 0)
         self._ids[prefix] = number + 1
         return f"{prefix}_{self.exchange_id}" + (f"_{number}" if number else "")
@@ -266,7 +266,7 @@ def _code(refused: BadRequest) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return the usage object of a response, without details of reasoning where their number is unknown."""
+    """Return the usage object of a response, without the number of reasoning tokens if it is unknown."""
     thought = {} if usage.reasoning_tokens is None else {"reasoning_tokens": usage.reasoning_tokens}
     return {
         "input_tokens": usage.prompt_tokens,
