@@ -25,7 +25,7 @@ from clawstream.gateway.requests.fields import BadRequest
 
 MAX_HEADERS = 128
 MAX_HEADER_BYTES = 64 * 1024
-# The framing that each byte of a body may take on the wire; chunks of one byte need six.
+# Bytes of framing that each byte of a body may have on the wire; a chunk of one byte has five or more.
 _FRAMING_PER_BODY_BYTE = 16
 _VERSIONS = ("1.0", "1.1")
 
@@ -66,7 +66,7 @@ class _Connection(HttpToolsProtocol):
         running = self._answering
         super().connection_lost(exc)
         if running is not None and not running.response_complete:
-            # uvicorn tells only the newest request of the disconnect, and that may wait behind this one.
+            # uvicorn tells only the newest request of the disconnect. This one may be older, and still be answered.
             running.disconnected = True
             running.message_event.set()
 

@@ -34,7 +34,8 @@ class Metrics:
         )
         self.prompts = counter(
             "prompts",
-            "Prompts by how many of their history's answers are as sampled: all, some, none, none although known.",
+            "Prompts by which earlier answers they hold as sampled: all (continued), the last (spliced), none, as none "
+            "is known (rendered) or usable (fallback).",
             "made",
         )
         self.ack_wait_s = histogram(

@@ -15,7 +15,7 @@ _OFFERED = (CHAT_PATH, RESPONSES_PATH, MESSAGES_PATH, COUNT_PATH, FEEDBACK_PATH,
 _NOT_OFFERED = {
     "/completions": f"completions of bare text are not offered; use {CHAT_PATH}",
     "/complete": f"Anthropic's text completions are not offered; use {MESSAGES_PATH}",
-    "/responses/compact": f"a client compacts by itself here, with a request of {RESPONSES_PATH}",
+    "/responses/compact": f"a client compacts by itself here, by a request to {RESPONSES_PATH}",
     "/responses/input_tokens": f"tokens are counted at {COUNT_PATH}",
     "/embeddings": "the policy answers and has no embeddings",
     "/conversations": f"conversations are known by their session; send the history, or previous_response_id, to "
