@@ -2,8 +2,9 @@
 
 The one rule: `append` returns only when every record is acknowledged by the log or fsynced in the spool. A record whose
 acknowledgement is late may be on the log all the same; it goes into the spool too, with the same bytes, and of two
-records with one id the first counts. While the log is slow (`AckPace`), every record goes to the spool first; handing
-these to the log shows when it is quick again. Appends that come while the disk is busy share an fsync.
+records with one id the first counts. While the log is slow (`AckPace`), every record goes to the spool first. How fast
+the log then takes the spool's records shows when it is quick again. Appends that come while the disk is busy share an
+fsync.
 """
 
 import asyncio
@@ -124,7 +125,7 @@ class Delivery:
     def problem(self, session_id: str) -> str | None:
         """Why nothing of the session can be recorded now; None: it can, as far as is known."""
         key = session_id.encode("utf-8", "surrogatepass")
-        if self._spooled_sessions.straight(key, healthy=self._log.healthy()):  # slowly, at worst
+        if self._spooled_sessions.straight(key, healthy=self._log.healthy()):  # even a slow log takes it in the end
             return None
         problem = self._spool.problem()
         return None if problem is None else f"Kafka is away ({self.away or 'its spool is not empty'}), and {problem}"
@@ -226,7 +227,7 @@ class Delivery:
             del self._under_way[ours]
 
     def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Return the task, which goes on when its caller is cancelled; then nobody may see its failure."""
+        """Return a task that goes on when its caller is cancelled; asyncio does not warn if nobody sees its failure."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -299,8 +300,8 @@ class Delivery:
                     continue
                 with self._timed():
                     await self._log.append_sealed([spooled.record for spooled in group])
-                # Noted before these sessions' records may go straight to the log again: so a gateway that is killed
-                # later leaves none of these records to be repeated behind newer ones.
+                # The note comes before these sessions' newer records may go straight to the log. So if the gateway is
+                # killed after that, none of the older ones is sent again behind them.
                 await self._on_disk(partial(self._spool.taken_to, group[-1].end))
             except (TryLater, UnusableEvent, OSError) as error:
                 self._say_stuck(error)

@@ -36,8 +36,8 @@ GROUP_BYTES = 2**19  # handed to the log at a time
 LARGE_GROUP_BYTES = 2**22  # while the log is slow
 _STEP_BYTES = 2 * LARGE_GROUP_BYTES  # rewritten at a time: more than is appended while the log takes a group
 _WINDOW_BYTES = 2**24  # searched at a time for the next frame
-_KEPT_FREE = 8  # one part of the room in so many is for the answers under way
-_WORTH = 8  # a rewrite pays once the log has taken one part of the room in so many
+_KEPT_FREE = 8  # 1 / _KEPT_FREE of the room is for the answers under way
+_WORTH = 8  # a rewrite pays once the log has taken 1 / _WORTH of the room
 _WORTH_BYTES = GROUP_BYTES  # and at least so much
 
 
@@ -86,7 +86,7 @@ class Spool:
         return None
 
     def append(self, frames: Sequence[bytes]) -> list[int | None]:
-        """Write `frames`; return, once they are on the disk, where each ends, None where it found no room.
+        """Write `frames` to the disk; return where each ends, None for one that found no room.
 
         Raises OSError, and then none is kept.
         """
@@ -139,7 +139,7 @@ class Spool:
         self._taken = self._end
 
     def _shorten(self) -> None:
-        """Take a step of rewriting the waiting records, once the taken ones are as much."""
+        """Copy some of the waiting records to a new file, if that pays (`_worth`); the last copy makes it the spool's."""
         try:
             if self._anew is None:
                 if not self._worth():
@@ -159,7 +159,7 @@ class Spool:
         return taken >= max(self._worth_from, self.num_bytes) and room >= self.num_bytes
 
     def _copy(self, anew: SpoolFile) -> None:
-        """Copy a step of waiting records to the successor and fsync it; notes are left out, as they name old places."""
+        """Copy some waiting records to the successor and fsync it, without notes, as they name old places."""
         whole = without_notes(self._data_at(self._copied, _STEP_BYTES))
         if not whole:
             self._put_aside(self._copied, self._next_whole(self._copied, self._end))
@@ -213,7 +213,7 @@ class Spool:
         return end
 
     def _put_aside(self, begin: int, end: int) -> None:
-        """Copy bytes that can't be read aside, and put meaningless frames in their place; raises OSError."""
+        """Copy damaged bytes to NAME.cut, and put meaningless frames in their place; raises OSError."""
         data = self._copy_aside(begin, end)
         self._file.write(damaged_frames(data), begin)
         self._file.sync()

@@ -4,9 +4,9 @@ While a record of a session waits in the spool, the session's further records go
 first copies on the log are in the order of the gateway's answers. Other sessions go straight; but once the log has
 failed to take a record, none does until the log has taken one out of the spool.
 
-The pace is a moving mean of acknowledgements, so that a single late one does not make a broker count as slow. Each
-counts as a few times the bound at most, so that a broker that is quick again is recognised after about ten of them. The
-time that our own busy event loop adds to each is measured separately and subtracted.
+The pace is a moving mean of acknowledgement times, so that a single late one does not make a broker count as slow. Each
+time counts as four bounds at most, so that a broker that is quick again is recognised after some ten acknowledgements.
+The time that our own busy event loop adds to each is measured separately and subtracted.
 """
 
 from collections import Counter
