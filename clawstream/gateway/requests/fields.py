@@ -14,7 +14,7 @@ _MAX_LABELS = 16
 _MAX_LABEL_NAME = 64
 _MAX_LABEL = 512
 T = TypeVar("T")
-MOST = 2**63 - 1  # of a whole number, as records hold them
+MOST = 2**63 - 1  # the largest whole number that a record holds
 _READ_AS_FLOAT = 2.0**63  # whole numbers from here on, and below minus that, are not read exactly
 _KINDS: Mapping[type, str] = {
     bool: "true or false",

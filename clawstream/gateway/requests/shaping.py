@@ -103,7 +103,7 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
         "ebnf": text(body, "ebnf"),
     }
     asked = {name: grammar for name, grammar in grammars.items() if grammar is not None}
-    forced = forces_calls(body)  # a required call needs a grammar of calls, which leaves no room for JSON
+    forced = forces_calls(body)  # by a grammar of calls: it replaces a JSON schema, and excludes regex and ebnf
     by = [*asked, *["tool_choice"] * forced]
     if len(asked) > 1 or (forced and asked.keys() & {"regex", "ebnf"}):
         raise BadRequest(f"{' and '.join(by)} are both there; expected one grammar at most.", param=by[1])
@@ -118,7 +118,7 @@ def read_shaping(body: Mapping[str, Any]) -> Shaping | None:
             "grammar does. Leave one of them out.",
             param="min_tokens",
         )
-    limits = f"{_LEAST_REPETITION} to 2; 1 is none"
+    limits = f"{_LEAST_REPETITION} to 2; 1 changes nothing"
     repetition = number(body, "repetition_penalty", _LEAST_REPETITION, 2, limits=limits)
     shaping = Shaping(
         frequency_penalty=number(body, "frequency_penalty", -2, 2) or 0.0,

@@ -183,7 +183,7 @@ def _finite(written: str) -> float:
 
 
 def _whole(written: str) -> int | float:
-    """Return the number as orjson reads it: exactly up to 64 bits; more digits take Python quadratic time."""
+    """Return the number as orjson reads it: exact up to 64 bits, else a float; int() takes quadratic time."""
     return int(written) if len(written) <= _DIGITS_OF_64_BITS else _finite(written)
 
 
@@ -255,7 +255,7 @@ def _refuse_what_is_not_there(body: Mapping[str, Any]) -> None:
         raise unsupported("modalities", body["modalities"], '["text"]')
     for key in _LEFT_OUT:
         if body.get(key):
-            raise unsupported(key, body[key], "it left out")
+            raise unsupported(key, body[key], f"no {key}")
 
 
 def _asked(body: Mapping[str, Any]) -> ReplyOptions:

@@ -102,7 +102,7 @@ def gateway(shared: RunningGateway) -> RunningGateway:
         ({"repetition_penalty": 0}, "repetition_penalty", "0.01 to 2"),
         ({"repetition_penalty": 1e-40}, "repetition_penalty", "0.01 to 2"),
         ({"min_p": 1.5}, "min_p", "0 to 1"),
-        ({"guided_json": {"type": "object"}}, "guided_json", "expected it left out"),
+        ({"guided_json": {"type": "object"}}, "guided_json", "expected no guided_json"),
         ({"logprobs": 1}, "logprobs", "expected true or false"),
         ({"top_logprobs": 2}, "top_logprobs", "without logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
