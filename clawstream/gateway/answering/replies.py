@@ -1,6 +1,6 @@
 """Answers as OpenAI's JSON: chunks of a stream, whole completions, log-probs, and how an answer ends. Pure.
 
-Only an exchange that is on the log gets a `finish_reason`; a stream without one is not finished. Log-probs are the
+Only a recorded exchange (answer.py) gets a `finish_reason`; a stream without one is not finished. Log-probs are the
 engine's own, at the sampling temperature: of all tokens in Chat Completions, of the text's alone in the Responses API.
 """
 
@@ -88,7 +88,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The end of an answer that is on the log."""
+    """The end of an answer that is recorded."""
 
     message: dict[str, Any]  # as in Chat Completions
     reason: FinishReason

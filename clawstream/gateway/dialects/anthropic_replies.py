@@ -1,6 +1,6 @@
 """Answers as Anthropic's JSON: the events of a stream, whole messages, and errors. Pure.
 
-The one rule: only an exchange that is on the log gets a `stop_reason`; a stream without one is not finished.
+The one rule: only a recorded exchange gets a `stop_reason`; a stream without one is not finished.
 Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
 """
 

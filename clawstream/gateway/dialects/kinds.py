@@ -59,7 +59,7 @@ class Dialect:
         await send_whole(send, refused.status, error_headers(refused), self.error_body(refused))
 
     async def farewell(self, send: Send, farewell: SessionEndRequest, now_ms: int) -> None:
-        """Tell the client that the end of its session is on the log."""
+        """Tell the client that the end of its session is recorded."""
         headers = [JSON, (b"x-session-id", farewell.session_id.encode("ascii"))]
         body = self.session_ended(farewell.session_id, farewell.model, now_ms // 1000)
         await send_whole(send, 200, headers, body)

@@ -3,8 +3,9 @@
 The messages of a conversation come out the same in each of its requests, so that answers are found again in later
 histories. A field that Chat Completions has no place for is refused by its own name, or listed here:
 
-* `store`, `include`, `max_tool_calls`, `service_tier`, `safety_identifier` and `reasoning` are recorded with the
-  request and change nothing; `client_metadata`, Codex's ids of the request, is not recorded.
+* `max_tool_calls`, `service_tier`, `safety_identifier` and `reasoning` are recorded with the request and change
+  nothing; `client_metadata`, Codex's ids of the request, is not recorded.
+* `store: false`: no later request can name the response. `include` can add log-probs and encrypted reasoning.
 * `previous_response_id` and items by reference stand for what the gateway remembers of the conversation.
 * Tools: see responses_tools.py.
 * An answer that the client got as several items (reasoning, text, calls) becomes one message again.

@@ -1,7 +1,7 @@
 """Answers as the JSON of OpenAI's Responses API: the typed events of a stream, whole responses, and errors. Pure.
 
-The one rule: only an exchange that is on the log gets a `response.completed` or `response.incomplete`; a stream without
-one is not finished. So the last item is closed only then.
+The one rule: only a recorded exchange gets a `response.completed` or `response.incomplete`; a stream without one is not
+finished. So the last item is closed only after the exchange is recorded.
 
 Source: OpenAI's published Responses API, as the `openai` package 2.8.0 has it, and what Codex 0.169.0 reads.
 """

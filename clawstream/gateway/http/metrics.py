@@ -23,7 +23,7 @@ class Metrics:
         def histogram(name: str, meaning: str, buckets: Sequence[float], *labels: str) -> Histogram:
             return Histogram(f"clawstream_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
-        self.requests = counter("requests", "Chat requests by how they ended.", "outcome")
+        self.requests = counter("requests", "Requests for answers, by how they ended.", "outcome")
         self.limited = counter(
             "requests_limited", "Requests refused by a limit: the gateway's, or a key's rate or concurrency.", "limit"
         )

@@ -82,7 +82,7 @@ async def count_tokens(admission: Admission, body: Mapping[str, Any], caller: Ca
 
 
 async def give_feedback(admission: Admission, body: Mapping[str, Any], caller: Caller) -> PostReply:
-    """Record the feedback; return once Kafka has acknowledged it. Raises BadRequest."""
+    """Record the feedback; return once it is on the log or in the spool. Raises BadRequest."""
     feedback = read_feedback(body)
     session_id = admission.sessions.session_of(feedback.exchange_id) or feedback.session_id
     if session_id is None or not _is_open(admission, session_id, caller):

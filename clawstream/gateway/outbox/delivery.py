@@ -136,7 +136,7 @@ class Delivery:
             try:
                 yield self._log.unseal(spooled.record)
             except UndecodableRecord as error:
-                LOG.warning("spool=unreadable reason=%s; it goes to the log as it is", error)
+                LOG.warning("spool=unreadable reason=%s; the record goes to the log as it is", error)
 
     async def append(self, events: Sequence[Event], traceparent: str | None = None) -> None:
         """Return when all events, of one session, are on the log or on the disk; calls of a session keep their order.

@@ -139,7 +139,7 @@ class Spool:
         self._taken = self._end
 
     def _shorten(self) -> None:
-        """Copy some of the waiting records to a new file, if that pays (`_worth`); the last copy makes it the spool's."""
+        """Copy some of the waiting records to a new file, if that pays; with all of them it replaces this one."""
         try:
             if self._anew is None:
                 if not self._worth():
