@@ -1,9 +1,9 @@
 """Events to bytes and to plain values, and back: Avro, with the schema's fingerprint in front of each record.
 
 Single-object encoding (C3 01 and the fingerprint) needs no schema registry, and schemas/ has every version, so every
-record that was ever written can be read. A field that an older record lacks gets the default of the newer schema, or,
-where the record meant something else, what a conversion in `UPCASTERS` says. A new meaning, which older records can't
-have, needs another event, not a new version. No header holds anything that a person said.
+record that was ever written can be read. A field that an older record lacks gets the default of the newer schema,
+unless `UPCASTERS` has a conversion between the two versions. A new meaning that older records can't have needs another
+event, not a new version. No header holds anything that a person said.
 """
 
 import json
@@ -50,7 +50,7 @@ def to_plain(kind: type) -> Convert:
 
 
 def from_plain(kind: type) -> Convert:
-    """Return the function that makes an object of `kind` from such a dict; KeyError: an enum has no such value."""
+    """Return the inverse of `to_plain`'s function; it raises KeyError where an enum has no such value."""
     hints = get_type_hints(kind, include_extras=True)
     changed = tuple(
         (field.name, convert) for field in fields(kind) if (convert := _converter(hints[field.name], from_plain))
@@ -108,7 +108,7 @@ def _unpacker(how: Packed) -> Convert:
     size = struct.calcsize(how.value)
 
     def unpack(packed: bytes) -> tuple[Any, ...]:
-        # Where the size does not divide the data, `unpack` refuses it: it is longer than the format.
+        # If the data's length is no multiple of `size`, struct.unpack raises: the data is longer than the format.
         return struct.unpack(f"<{len(packed) // size}{how.value}", packed)
 
     if how is Packed.FLOAT32:  # only NaN differs from itself
@@ -162,7 +162,7 @@ UPCASTERS: Upcasters = MappingProxyType({})
 
 
 def _with_defaults(value: Any, schema: Any) -> Any:
-    """Return a value, written with the version before `schema` (as JSON), with exactly the fields of `schema`."""
+    """Return a value of the version before `schema` (which is JSON) with exactly the fields of `schema`."""
     if isinstance(schema, list):
         [other] = (branch for branch in schema if branch != "null")
         return None if value is None else _with_defaults(value, other)
@@ -250,7 +250,7 @@ class Codec:
             event: Event = reader.event(plain)
         except _NOT_AN_EVENT as error:
             raise UndecodableRecord(
-                f"{len(value)} bytes marked as {reader.kind.__name__} hold none: {type(error).__name__} {error}"
+                f"{len(value)} bytes marked as {reader.kind.__name__} can't be decoded: {type(error).__name__} {error}"
             ) from error
         if body.tell() != len(value):
             raise UndecodableRecord(

@@ -90,7 +90,7 @@ class DeadLetter:
 
     @property
     def closed(self) -> "DeadLetterMark":
-        """The mark which says that it was discarded, where that was asked for, or else that it was used."""
+        """The mark that closes the dead letter: as discarded if a discard was asked for, else as replayed."""
         fate = Fate.DISCARDED if self.fate is Fate.DISCARD else Fate.REPLAYED
         return DeadLetterMark(id=self.id, key=self.key, attempt=self.attempt, fate=fate, because=self.because)
 
@@ -185,7 +185,7 @@ class KnownDeadLetters:
         return [key for (number, key) in self._by_key if number == partition and self.ready(partition, key)]
 
     def ready(self, partition: int, key: bytes | None) -> list[DeadLetter]:
-        """Return the key's dead letters to use or discard now, in order: those decided about, and those parked behind.
+        """Return the key's dead letters to use or discard now, in order: ruled ones, and parked ones not held up.
 
         As in `blocks`, a record waits only behind records of its own topic.
         """

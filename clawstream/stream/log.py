@@ -1,8 +1,9 @@
 """The interface of a log, which stages, gateway, projector and trainer use. One log is on Kafka, another in memory.
 
 Both pass the tests in tests/parts/stream/contract. Bytes that can't be decoded are a value, not an exception; the
-reader decides what becomes of them. A reader goes on where it stopped only on the log that it read before. On another
-log, or on one that lost its end, new records may stand below that offset, and the reader would skip them silently.
+reader decides what becomes of them. A reader goes on from the offset where it stopped, but only on the log that it read
+before. On another log, or on one that lost its end, new records may stand below that offset, and the reader would skip
+them silently.
 """
 
 import asyncio
@@ -173,7 +174,10 @@ class Log(EventLog, Protocol):
         """Yield the records on the topics as bytes, then those that arrive; see KafkaLog.follow."""
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Return when all are acknowledged, each partition's in this order; raises TryLater if some may be missing."""
+        """Write the records, each partition's in order, and return when all are acknowledged.
+
+        Raises TryLater where some may be missing.
+        """
 
     async def end_offsets(self, topics: Sequence[str]) -> Mapping[PartitionId, int]:
         """Return the offset that each partition's next record will have."""
@@ -182,7 +186,7 @@ class Log(EventLog, Protocol):
         """Return the oldest offset that each partition still has."""
 
     async def offsets_at(self, topics: Sequence[str], start: Start) -> Mapping[PartitionId, int]:
-        """Return the first offset of each partition at `start`; the end where none is."""
+        """Return the offset of each partition's first record from `start` on; its end offset if it has none."""
 
     def replay(
         self, ranges: Mapping[PartitionId, tuple[int, int]], *, key: bytes | None = None, digest: bool = True
@@ -201,14 +205,14 @@ class Log(EventLog, Protocol):
         """Be a member of `group` until the block ends."""
 
     async def committed(self, group: str, topics: Sequence[str] | None = None) -> dict[PartitionId, Commit]:
-        """Return how far the group has come where it has read anything."""
+        """Return the group's commits; a partition of which it has read nothing is missing."""
 
     async def put_back(self, group: str, commits: Mapping[PartitionId, Commit]) -> None:
         """Let the group go on from these commits; raises PartUnavailable while somebody reads in it."""
 
 
 StartAt = Callable[[frozenset[PartitionId]], Awaitable[Mapping[PartitionId, int]]]
-"""Returns the next offset to read of each partition; called each time this member is given some."""
+"""Returns the next offset to read of each partition; called each time this member is given partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,9 +251,10 @@ def contradictions(
     last: Mapping[PartitionId, str],
     found: Mapping[PartitionId, str],
 ) -> list[Contradiction]:
-    """Return the partitions that end before what was read of them, or whose `last` read record is another one now.
+    """Return the partitions that now end before the offset up to which they were read, or have another record there.
 
-    A last record that is not `found`, as it is past its topic's retention, is no contradiction.
+    `last` is the hash of the last record that was read, `found` the hash of the record there now. A partition that
+    `found` lacks is no contradiction: its record is past its topic's retention.
     """
     cut = set(past_the_end(offsets, ends))
     other = {place for place, digest in last.items() if found.get(place, digest) != digest}
@@ -306,7 +311,7 @@ def digest_of(raw: Raw) -> bytes:
 
 
 def digest_in(record: Arrived) -> bytes | None:
-    """Return the hash of a record that was read with its digest, or that has no event."""
+    """Return the record's hash; None: it was read without one."""
     return digest_of(record) if isinstance(record, Undecodable) else record.digest
 
 

@@ -61,7 +61,7 @@ class Quarantine:
         self._stop = stop or asyncio.Event()
         self._on_change = on_change
         self._queues = [queue for queue in map(dead_letter_topic, topics) if queue is not None]
-        # By partition: `known.changes` when rulings were last carried out; the reader's positions, if some had to wait.
+        # By partition: `known.changes` when rulings were last carried out, and the reader's positions if some waited.
         self._carried_out: dict[int, tuple[int, Mapping[PartitionId, int] | None]] = {}
 
     async def follow(self) -> None:
@@ -137,7 +137,7 @@ class Quarantine:
         positions: Mapping[PartitionId, int],
         use: Callable[[Sequence[DeadLetter]], Awaitable[bool]],
     ) -> None:
-        """Call `use` for each key with the partition's dead letters that are ruled about, in the log's order.
+        """For each key of the partition, call `use` with its dead letters that are `ready`, in the log's order.
 
         Only those before the reader's `positions` are given. If `use` returns False or raises TryLater, the next call
         of this method tries again.
@@ -159,7 +159,10 @@ class Quarantine:
         self._carried_out[number] = changes, left_at
 
     async def read(self, dead_letters: Sequence[DeadLetter]) -> dict[DeadLetterId, Arrived]:
-        """Return the records of dead letters of one key and partition, without those that the log has lost."""
+        """Return the key's records from the first to the last of the dead letters, which are of one key and partition.
+
+        Records that the log has lost are missing.
+        """
         offsets = [dead_letter.id.offset for dead_letter in dead_letters]
         ranges = {dead_letters[0].id.place: (min(offsets), max(offsets) + 1)}
         async with aclosing(self._log.replay(ranges, key=dead_letters[0].key)) as there:

@@ -91,7 +91,8 @@ def all_schemas() -> tuple[Schema, ...]:
 def load(folder: Path, *, events: Iterable[type[Event]] = EVENTS) -> tuple[Schema, ...]:
     """Return the schemas of `events` in `folder`.
 
-    Raises ValueError for an unknown file, an event without one, equal fingerprints, or schemas that can't be read.
+    Raises ValueError for a file of no known event, an event without a schema, equal fingerprints, or a version that
+    can't read another.
     """
     kinds = {snake_name(kind): kind for kind in events}
     schemas = [_read(path, kinds) for path in sorted(folder.glob("*.avsc"))]

@@ -24,7 +24,7 @@ S = TypeVar("S")
 C = TypeVar("C")
 
 DAY_MS = 86_400_000
-HEARD_MS = 7 * DAY_MS  # how long feedback counts after its session's last record; so long is the session in memory
+HEARD_MS = 7 * DAY_MS  # feedback counts, and a session stays in memory, so long after the session's last record
 
 
 def now_ms() -> int:
@@ -59,7 +59,7 @@ class Stage(Generic[S, C]):
 
     step     (state or None, record) -> Step; pure
     tick     (state, now in ms of the log's clock) -> Step; pure; if given, it is asked every second for each open key
-    clock    record -> the time for the log's clock that the record names, in ms, or None; not given: the append time
+    clock    record -> the time in ms that the log's clock takes from it, or None; without `clock`: the append time
     perform  makes one call and returns the events that came of it; when it raises TryLater the call is made again after
              a random wait, and nothing more is read while too many calls wait
     give_up  turns a call into events once `deadline_s` is over or `perform` raised TooLate

@@ -24,7 +24,7 @@ Pattern = Literal["literal", "prefix"]
 Operation = Literal["Read", "Write", "Describe", "DescribeConfigs"]
 
 OPERATOR = "operator"  # this user may do everything: create topics, grant, replay, read
-BOOKMARKS = "train-"  # each policy's trainer has a group, whose name begins so and which keeps its bookmark
+BOOKMARKS = "train-"  # each policy's trainer keeps its bookmark in a group whose name begins so
 _KINDS: Mapping[Kind, int] = {"topic": 2, "group": 3}
 _PATTERNS: Mapping[Pattern, int] = {"literal": 3, "prefix": 4}
 _OPERATIONS: Mapping[Operation, int] = {"Read": 3, "Write": 4, "Describe": 8, "DescribeConfigs": 10}
@@ -93,7 +93,7 @@ def _rights(user: User) -> Iterator[_Right]:
         if topic.events:
             yield from _rights_to(user, topic)
     for group in user.groups:
-        yield "group", group, "literal", "Read"  # Kafka lets who may read describe, too
+        yield "group", group, "literal", "Read"  # in Kafka the right to read includes the right to describe
     if user.trains:
         yield "topic", _REPLAYS, "prefix", "Read"
         yield "group", BOOKMARKS, "prefix", "Read"

@@ -93,7 +93,10 @@ class Appender:
         return EncodedRecord(sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
 
     async def append(self, records: Sequence[EncodedRecord]) -> None:
-        """Return when all are acknowledged; raises TryLater where some may not be, UnusableEvent for one too large."""
+        """Write the records and return when all are acknowledged.
+
+        Raises UnusableEvent for a record that is too large, TryLater where some may not be acknowledged.
+        """
         for record in records:
             _refuse_oversize(record)
         async with self._entering:
@@ -109,7 +112,7 @@ class Appender:
         self._healthy = True
 
     async def append_batches(self, batches: Mapping[PartitionId, Sequence[EncodedRecord]]) -> None:
-        """Return when all records are acknowledged, each partition's in order. For many records it is fast.
+        """Write the records, each partition's in order, and return when all are acknowledged; fast for many records.
 
         Raises what `append` raises. Where it raises, some may be written.
         """
@@ -133,7 +136,7 @@ class Appender:
                     break
                 waiting.pop()
             batch.close()
-            # One batch at a time: while others of the partition wait, the producer's time limit runs for this one too.
+            # One batch of a partition at a time: the producer's time limit would also run for batches that wait.
             async with self._turns[place]:
                 acknowledged = await producer.send_batch(
                     batch, self._broker.prefix + place.topic, partition=place.partition

@@ -83,7 +83,7 @@ class Broker:
             try:
                 found = await admin.list_consumer_group_offsets(name, partitions=at)
             except KafkaError as error:
-                # A broker that has had no group yet first creates its topic for the groups' offsets.
+                # Before its first group, a broker has to create its topic for the groups' offsets.
                 if attempt == ASK_TIMES - 1 or not error.retriable:
                     raise TryLater(f"Kafka does not say how far {name} has come: {describe(error)}") from error
                 await asyncio.sleep(ASK_AGAIN_S)

@@ -86,7 +86,7 @@ class KafkaLog:
     ) -> "AsyncIterator[KafkaLog]":
         """Yield the log; raises PartUnavailable where no broker answers.
 
-        `batch_bytes` limits how much of a partition goes into one request. One request at a time is under way.
+        `batch_bytes` limits how much of a partition goes into one request; each node gets one request at a time.
         """
         broker = Broker(
             bootstrap=bootstrap, client_id=client_id, security=security, prefix=prefix, batch_bytes=batch_bytes
@@ -148,7 +148,10 @@ class KafkaLog:
             ) from error
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Write the records, each partition's in order; return when all are acknowledged, TryLater: some may not be."""
+        """Write the records, each partition's in order, and return when all are acknowledged.
+
+        Raises TryLater where some may be missing.
+        """
         batches: dict[PartitionId, list[EncodedRecord]] = {}
         for place, key, value, headers in records:
             record = EncodedRecord(place.topic, key, value, list(headers), f"a record of {place.topic}")
@@ -213,8 +216,9 @@ class KafkaLog:
     ) -> AsyncIterator[Sequence[Arrived]]:
         """Yield the records on the topics, then those that arrive, in order per partition, without a group.
 
-        `start` maps (topic, partition) to offset, and a partition that it lacks begins at its oldest record; or it is
-        "earliest", "latest" or a time in ms since the epoch. With `until_end` reading ends where the topics end now.
+        `start` is "earliest", "latest", a time in ms since the epoch, or a map from (topic, partition) to offset. A
+        partition that the map lacks begins at its oldest record. With `until_end`, reading ends where the topics ended
+        at the call.
         """
         async with aclosing(self.follow_raw(topics, start, until_end=until_end)) as reading:
             async for raws in reading:
@@ -282,7 +286,7 @@ class KafkaLog:
         return await self.offsets_at(topics, "earliest")
 
     async def offsets_at(self, topics: Sequence[str], start: Start) -> dict[PartitionId, int]:
-        """Return each partition's first offset from `start` (see `follow`) on; its end where no record is later."""
+        """Return the offset of each partition's first record from `start` on (see `follow`); its end if it has none."""
         async with self._reader() as consumer:
             return await self._starts(consumer, await self._places(topics), start)
 
@@ -363,7 +367,7 @@ class KafkaLog:
             return await self._offsets(consumer.end_offsets, places)
         if isinstance(start, int):
             ends = await self._offsets(consumer.end_offsets, places)
-            with kafka_errors("look for a time"):
+            with kafka_errors("find records by time"):
                 found = await consumer.offsets_for_times({self._broker.at(place): start for place in places})
             return ends | {self._broker.place(at): there.offset for at, there in found.items() if there is not None}
         begins = await self._offsets(consumer.beginning_offsets, places)

@@ -1,6 +1,6 @@
 """One member of a consumer group on Kafka.
 
-A partition is read from when the listener has said where to begin until the partition is revoked. Records that the
+Reading of a partition begins once the listener has said where, and ends when the partition is revoked. Records that the
 client fetches before or after that are dropped. Offsets are committed in the generation of the group in which the
 partitions were given to this member, or not at all.
 """
@@ -31,7 +31,7 @@ _NOT_OURS = (CommitFailedError, IllegalStateError, RebalanceInProgressError, Unk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPatience:
-    """How long the group waits for a member before it takes it for dead."""
+    """How long the group waits for a member before it counts the member as dead."""
 
     session_timeout_s: float = 10.0  # after this time a killed member's partitions go to others
     heartbeat_s: float = 1.0

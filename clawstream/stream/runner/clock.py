@@ -61,7 +61,7 @@ class ClockFault(NamedTuple):
             return "clock=believed reason=the records' append times are plausible again"
         words = "ahead of this machine's clock" if self.by_ms > 0 else "behind the record before them"
         return (
-            f"clock=doubted records are dated {abs(self.by_ms) / 1000:,.0f} s {words}. They are taken to be of now, so "
+            f"clock=doubted records are dated {abs(self.by_ms) / 1000:,.0f} s {words}. Their times are corrected, so "
             "that no session ends early; set the clocks of broker and machine"
         )
 

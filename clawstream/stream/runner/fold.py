@@ -3,7 +3,8 @@
 Records may be done in any order, but only a contiguous run of done records is committed; offsets may have holes. After
 a restart, committed records are folded in the order of their append times, across topics, before anything is read live.
 A key's history lasts from its first record after a silence of `retain_ms` to the next such silence; until then it can
-be read again. Only time ends a history. A state of None does not: a rebuild for another key may begin in its middle.
+be read again. Only time ends a history. A state of None does not: a rebuild that another key needs could then begin in
+the middle of the history.
 """
 
 import json
@@ -65,7 +66,7 @@ class Note(NamedTuple):
 
 
 def read_note(text: str, committed: int) -> Note:
-    """Return the note that a commit has. One by another tool has none; then nothing is rebuilt."""
+    """Return the note of a commit. A commit by another tool has no note, so nothing is rebuilt."""
     try:
         note = json.loads(text)
         last = note.get("last")

@@ -194,7 +194,7 @@ class _Worker(Generic[S, C]):
             most = min(free, self._pace.poll_records)
             await self._take(await self.member.poll(max_records=most, timeout_s=self._pace.poll_s))
             return
-        # Polling goes on: the group would take a member that does not poll, but only waits for its calls, for dead.
+        # Polling goes on while calls wait: the group counts a member that does not poll as dead.
         self.member.pause(self._live_places())
         await self._take(await self.member.poll(max_records=1, timeout_s=0))
         self.member.resume(self._live_places())
@@ -224,7 +224,7 @@ class _Worker(Generic[S, C]):
                 usable = self.quarantine.usable(record)
                 pending.traceparent = usable.traceparent
                 step = partition.fold.apply(usable)
-            except Exception as error:  # noqa: BLE001  # left there, the record would end each worker in turn
+            except Exception as error:  # noqa: BLE001  # otherwise the record would end every worker that reads it
                 self.quarantine.refuse(partition, pending, record, error)
                 return
         self.pending_records.follow_up(partition, pending, step)

@@ -1,4 +1,4 @@
-"""Finds groups that have read past the log's end, or records that are not on the log, and puts these groups back.
+"""Finds groups that read further than the log now reaches, or other records than it now has, and puts them back.
 
 The one rule: a person decides that the log is right. Then the stage goes on from the first record that was appended
 after the log's time in the note of its last commit. Records that it reads twice give the same events.
@@ -19,7 +19,7 @@ TRUST_LOG = (
 async def contradicted(
     log: Log, committed: Mapping[PartitionId, Commit | None], begins: Mapping[PartitionId, int]
 ) -> list[Contradiction]:
-    """Return the partitions that contradict the commits of those who read them."""
+    """Return the partitions that contradict the group's commits, in the sense of `contradictions`."""
     commits = {place: commit for place, commit in committed.items() if commit is not None and commit.offset > 0}
     if not commits:
         return []
