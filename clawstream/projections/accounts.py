@@ -51,7 +51,7 @@ def address(url: str) -> URL:
     writer = make_url(url)
     account = (writer.username or "clawstream").encode()[: _MOST_NAME_BYTES - len(_SUFFIX)].decode(errors="ignore")
     name = account + _SUFFIX
-    # Where the writer has no password, the server identifies accounts by other means, and so it does the reader.
+    # Where the writer has no password, the server identifies accounts by other means, the reader's too.
     password = None if writer.password is None else derived_password(str(writer.password), name)
     return writer.set(username=name, password=password)
 

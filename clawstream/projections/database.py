@@ -165,7 +165,7 @@ def _mismatch(engine: Engine, found: str | None, expected: str, absent: Sequence
     else:
         state = f"is at revision {found}, which this version does not know"
         remedy = (
-            "use the newer clawstream that made it; or, if one before the first release made it, let postgres.url name "
+            "use the newer clawstream that made it; or, if it is from before the first release, let postgres.url name "
             "an empty database"
         )
     return DatabaseMismatch(

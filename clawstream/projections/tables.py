@@ -255,7 +255,7 @@ overruled = _book(
     _must("overruled_at", DateTime(timezone=True)),
     _must("next_offset", BigInteger),
     Column("chain", LargeBinary),
-    _must("made_next_offset", BigInteger),  # this and the next: what the rebuild made of the log in their place
+    _must("made_next_offset", BigInteger),  # this and `made_chain`: the same two after the rebuild
     Column("made_chain", LargeBinary),
     _must("kept_schema", Text),  # the schema in which the old tables were left
     key=["overruled_at"],

@@ -78,7 +78,7 @@ async def tail(log: Log, what: TailOptions, *, as_json: bool, out: TextIO) -> No
 async def in_time_order(
     batches: AsyncGenerator[Sequence[Arrived], None], ranges: Mapping[PartitionId, tuple[int, int]]
 ) -> AsyncGenerator[Arrived, None]:
-    """Yield the records of `batches`, which are those in `ranges`: a partition's in order, else the oldest first.
+    """Yield the records of `batches`, which are those in `ranges`: the oldest first, and each partition's in order.
 
     Records of a slower partition are waited for, so at worst all records are held until the batches end.
     """

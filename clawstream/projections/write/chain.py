@@ -29,22 +29,22 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainBlock:
-    """The chain after the last record that was read of the BLOCK_OFFSETS offsets from `number` * BLOCK_OFFSETS on."""
+    """The records that were read of a block of BLOCK_OFFSETS offsets, which begins at `number` * BLOCK_OFFSETS."""
 
     number: int
-    next_offset: int  # the offset after that last record
-    chain: bytes
+    next_offset: int  # the offset after the last of these records
+    chain: bytes  # after the last of these records
     marks: bytes  # for each record that was read: its place in the block (one byte), and the start of its digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break:
-    """Where the chain breaks: a record that differs from the one that was projected, or what is stored of the chain."""
+    """Where the chain breaks: at records that differ from those that were projected, or at a wrong stored block."""
 
     place: PartitionId
     first_offset: int
     end_offset: int  # exclusive, so one more than `first_offset` where a single record differs
-    what: str  # is wrong
+    what: str  # what is wrong
 
 
 def seed(place: PartitionId) -> bytes:
@@ -89,7 +89,7 @@ class ChainCheck:
             self._waiting.append(link)
 
     def finish(self, head: bytes | None) -> None:
-        """Note that these were all; `head` is the recorded chain of the whole partition."""
+        """Note that no more links come; `head` is the recorded chain of the whole partition."""
         if self._waiting:
             self._compare(self._waiting)
         while self.recorded:

@@ -68,7 +68,7 @@ class Projector:
         return {place: claim.next_offset for place, claim in self._claims.items()}
 
     def missing(self, batches: Iterable[RecordBatch]) -> list[RecordBatch]:
-        """Return those of the records that the tables lack, of partitions that are ours."""
+        """Return the batches of our partitions, with only the records that the tables lack."""
         ours = [(batch, self._claims[batch.place].next_offset) for batch in batches if batch.place in self._claims]
         return [
             replace(batch, records=[record for record in batch.records if record.offset >= start])

@@ -1,4 +1,4 @@
-"""How the projector treats records that are set aside: it parks later ones of their keys, and uses them when asked to.
+"""How the projector sets records aside, parks later records of their keys, and carries out rulings about them.
 
 The one rule: a record gets no row while an earlier one of its key and partition waits, so that the key's rows have no
 gap that nobody decided on. A ruling is carried out in one transaction, and carrying it out again changes nothing.
@@ -145,9 +145,9 @@ class ProjectionQuarantine(Quarantine):
         return not self._over
 
     async def _learn(self) -> None:
-        """Add to `known` the dead letters that wait according to the tables, and to a queue that has lost its copy.
+        """Add to `known` the dead letters that wait according to the tables; copy anew those that their queue has lost.
 
-        A ruling that is done by the queue, but not in the tables (restored from a backup, say), is carried out again.
+        A ruling that is done according to the queue but not to the tables, which may be a backup, is carried out again.
         """
         waiting, self._waiting = self._waiting, ()
         for dead_letter in waiting:

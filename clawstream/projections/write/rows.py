@@ -35,7 +35,7 @@ _MAX_ID_BYTES = 600  # an index takes 2704 for all of its columns
 _KEPT_ID_CHARACTERS = 100
 _CELL_ENDS = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _SOURCE = ("event_id", "source_topic", "source_partition", "source_offset", "log_time")
-_NO_FIELD = ("IDENTITY", False)  # stands for any attribute that exists: its value is not used
+_NO_FIELD = ("IDENTITY", False)  # read in place of a field that the event lacks; the value is not used
 GROUP = "project"
 
 
@@ -236,7 +236,7 @@ def rows_of(records: Iterable[Arrived]) -> list[TableRow]:
         if not isinstance(record, Undecodable):
             try:
                 made = row(record)
-            except Exception as error:  # noqa: BLE001  # left there, the record would end each projector in turn
+            except Exception as error:  # noqa: BLE001  # otherwise the record would end every projector that reads it
                 errors[DeadLetterId(GROUP, record.topic, record.partition, record.offset)] = error
             else:
                 found += [] if made is None else [made]

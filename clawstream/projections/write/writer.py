@@ -126,7 +126,7 @@ class PartitionClaim:
 
     next_offset: int
     epoch: int
-    chain: bytes | None = None  # over the records read so far; None: none was read since there are chains
+    chain: bytes | None = None  # over the records read so far; None: none was read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class TableWriter:
         return lost
 
     def overtaken(self, claims: Mapping[PartitionId, PartitionClaim]) -> frozenset[PartitionId]:
-        """Return the lost claims that a rebuild took: then the recorded chain is another one, or the offset is lower.
+        """Return the partitions lost to a rebuild: it has recorded another chain, or a lower offset.
 
         Another projector that claims a partition changes neither until it writes. Raises TryLater while the database
         is away.
