@@ -29,7 +29,7 @@ _TOKEN_DIGITS = 9
 _MESSAGE_CHARACTERS = 300
 # Parameters that we do not implement, with the value under which they do nothing.
 _NEUTRAL: Mapping[str, object] = {"n": 1, "structural_tag": "", "stop_regex": [], "custom_params": {}, "beam_width": 1}
-# Fields of which a batch may give one value for each prompt.
+# Fields that may have one value for each prompt of a batch.
 _PER_PROMPT = (
     "rid", "extra_key", "lora_path", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num",
 )  # fmt: skip

@@ -296,7 +296,7 @@ def behaviour(
 
 
 def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
-    """Return why an answer ended, in OpenAI's words, which have none for an aborted answer: it must not be passed."""
+    """Return why an answer ended, in OpenAI's words. `finish` must not be an abort: OpenAI has no word for it."""
     if finish.kind is FinishKind.LENGTH:
         return FinishReason.LENGTH
     return FinishReason.TOOL_CALLS if tool_calls else FinishReason.STOP

@@ -107,7 +107,7 @@ def _decompressed(raw: bytes, encoding: str, most_bytes: int) -> Body:
         return Body(b"", f"it is no {encoding} ({error})")
     if inflating.eof:
         return Body(content)
-    return Body(content, f"it has more than {most_bytes} bytes, or is cut off, under its {encoding}")
+    return Body(content, f"it is cut off, or has more than {most_bytes} bytes once its {encoding} is undone")
 
 
 class Refusal(NamedTuple):

@@ -321,7 +321,8 @@ async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_
 
     The teacher is asked for the ids of a text of the policy's own tokens. If it can't tell them, the tokenizer.json in
     its folder is read, if there is one on this machine; this comes second, as the folder here may hold another model.
-    Without either the teacher is trusted, with a warning. An id that the model does not have ends SGLang (0.5.23).
+    Without either the teacher is trusted, with a warning. An id that the model does not have ends SGLang's process
+    (0.5.23).
     """
     ours, theirs = vocabulary(policy), Path((await teacher.server_info()).model_path)
     wrong = too_small_for(largest_token_id(policy, added_ids), theirs)
@@ -347,6 +348,6 @@ async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_
     if wrong is not None:
         raise ConfigError(
             f"teacher {teacher.url} has another vocabulary than the policy in {policy}: {wrong}. Its scores would "
-            "be of other words; nothing is started. Name a model with the policy's tokenizer in teacher.url, or leave "
-            'training.teacher at another than "engine"'
+            "be of other words; nothing is started. Name a model with the policy's tokenizer in teacher.url, or set "
+            'training.teacher to another value than "engine"'
         )

@@ -128,7 +128,7 @@ class SglangEngine:
                 f"engine {self._url}: a score without input_token_logprobs, {error!r}; it is not used"
             ) from error
         expected = list(input_ids[start:])
-        # Here SGLang writes 0 for the vocabulary's last id, which can only be the largest id of the request.
+        # SGLang writes 0 in place of the vocabulary's last id. If the request has that id, it is its largest.
         named = {token: (token,) for token in expected} | {max(input_ids): (max(input_ids), 0)}
         found = list(zip(tokens, values, expected, strict=False))
         wrong = next((entry[:2] for entry in found if entry[0] not in named[entry[2]] or entry[1] is None), None)
@@ -260,8 +260,8 @@ class SglangEngine:
                 return
             if num_bytes > most_bytes or len(rest) > most_event_bytes:
                 raise TryLater(
-                    f"engine {self._url}: {num_bytes} bytes of an answer of at most {most_tokens} tokens, {len(rest)} "
-                    f"of them one event; expected at most {most_bytes}, and {most_event_bytes} in an event"
+                    f"engine {self._url}: an answer of at most {most_tokens} tokens has {num_bytes} bytes, {len(rest)} "
+                    f"of them in one event; expected at most {most_bytes}, and {most_event_bytes} in an event"
                 )
 
     def _refuse_odd(self, answer: Plausible, chunk: Chunk) -> None:
@@ -280,9 +280,7 @@ class SglangEngine:
             return EngineRefused(status, message)
         what = f"engine {self._url}{path}: status {status}, {message}"
         if status in _NOT_OURS:
-            return TryLater(
-                f"{what}; it is asked again, and with the same settings: see engine.urls and engine.api_key"
-            )
+            return TryLater(f"{what}; it is asked again with the same settings: check engine.urls and engine.api_key")
         return TryLater(f"{what}; ask again")
 
     def _read(self, event: bytes) -> Chunk:

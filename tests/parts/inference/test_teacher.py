@@ -209,7 +209,7 @@ async def test_a_teacher_with_other_ids_is_refused_whether_its_folder_can_be_rea
     other = with_another_vocabulary(policy, tmp_path / "other")
     there, elsewhere = Engine("default"), Engine("default")
     there.folder, elsewhere.tokenizer = other, Tokenizer.from_file(str(other / "tokenizer.json"))
-    with pytest.raises(ConfigError, match=r"token '[ab]' has id \d+, expected \d+.*teacher\.url, or leave"):
+    with pytest.raises(ConfigError, match=r"token '[ab]' has id \d+, expected \d+.*teacher\.url, or set"):
         await refuse_another_vocabulary(there, policy, ())
     with pytest.raises(ConfigError, match=r"it gives \d+ for token \d+ of a text where the policy has \d+"):
         await refuse_another_vocabulary(elsewhere, policy, ())
