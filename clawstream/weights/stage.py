@@ -3,8 +3,8 @@
 Each engine is asked what it serves, so an engine that comes back with old weights is updated like any other. An engine
 that gives no answer for TURN_S during its turn loses the turn. Each engine is first told to resume, since a process
 that was killed during a swap may have left it paused. A takeover empties the engine's cache if it is the first one
-after our start or after an error, or if the engine serves something else than the log says. For then the cache may hold
-prompts that older weights filled, under a gateway's keys that name newer weights.
+after our start or after an error, or if the engine serves something else than the log says. In these cases the cache
+may hold prompts that older weights filled, under a gateway's keys that name newer weights.
 """
 
 import asyncio

@@ -55,7 +55,7 @@ def misfit(
 
 
 def _by_place(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
-    """Return the tensors by names that a language model has alone and also inside a multimodal model."""
+    """Return the tensors by names that are the same in a language model and in a multimodal model that holds it."""
     return {name.replace("language_model.", ""): header for name, header in tensors.items()}
 
 
