@@ -93,7 +93,8 @@ class JsonRules:
         if fields is None:
             pair = f"text {_COLON} {self.value(schema.get('additionalProperties'), root)}"
             return f'"{{" ({pair} ({_COMMA} {pair})*)? "}}"'
-        # From the last field back: `first` writes the fields from here on at the object's start, `later` after a field.
+        # The loop goes from the last field to the first. Both rules write this field and those behind it: `first` where
+        # no field was written before, `later` where one was.
         first, later = '""', '""'
         for number, (key, part, required) in reversed([*enumerate(fields)]):
             pair = f"{literal(json.dumps(key, ensure_ascii=False))} {_COLON} {self.value(part, root)}"
@@ -128,7 +129,7 @@ def resolved(schema: object, root: Mapping[str, Any]) -> object:
 
 
 def _spelled(said: str) -> str:
-    """Return the EBNF of this text letter by letter: llguidance takes the longest literal that a text begins."""
+    """Return the EBNF of this text letter by letter, as llguidance prefers the longest literal that fits."""
     return " ".join(map(literal, said))
 
 
@@ -136,7 +137,7 @@ def _all_but(*names: str) -> str:
     """Return the EBNF of text without the end marks `</name>` of these names; their first letters differ."""
 
     def no_mark(letters: str) -> str:
-        """Return the EBNF of text that does not complete a mark whose `letters` are missing; another may follow."""
+        """Return the EBNF of text that follows a begun mark and does not complete it with `letters`."""
         found = f"[^<{letters[-1]}]"
         for letter in reversed(letters[:-1]):
             found = f"[^<{letter}] | {literal(letter)} ({found})"

@@ -1,4 +1,6 @@
-"""Which family's template a model folder has; for the renderers package, GPT-OSS's vocabulary and Mistral's calls.
+"""Tells which family's template a model folder has, and gives the renderers package what it lacks.
+
+It lacks GPT-OSS's vocabulary, which is taken from the folder, and a parser of Mistral's calls.
 
 Mistral writes calls in two formats. The older one is a `[TOOL_CALLS]` and a JSON list of `{"name", "arguments", "id"}`.
 In the newer one each call has a `[TOOL_CALLS]` of its own and is `name[ARGS]{...}`; some versions put `[CALL_ID]id`

@@ -131,8 +131,8 @@ class PromptRenderer:
     def of(cls, policy: PolicySettings, model_path: Path) -> "PromptRenderer":
         """Return the renderer of `policy`, whose model is in `model_path`.
 
-        Raises ConfigError where the folder has no tokenizer, or one whose code is not trusted, or the family is unknown
-        or has no such option.
+        Raises ConfigError where the folder has no tokenizer, or one whose code is not trusted, or where the family is
+        unknown or has no `enable_thinking`.
         """
         tokenizer = load_tokenizer(model_path, trust_code=policy.trust_tokenizer_code)
         thinking = {} if policy.enable_thinking is None else {"enable_thinking": policy.enable_thinking}
@@ -358,7 +358,8 @@ def _tools(options: Mapping[str, Any]) -> list[Any] | None:
 
 def _called(call: Any) -> CalledTool | None:
     """The call, if it can be made: with a name, and arguments that are an object in JSON."""
-    # INVALID_JSON is a value that is text, in a family that writes values bare; in others there are no arguments then.
+    # INVALID_JSON: a value is text, in a family that writes values without quotes. In other families the call then has
+    # no arguments.
     if call.status not in (ToolCallParseStatus.OK, ToolCallParseStatus.INVALID_JSON):
         return None
     given = {} if call.arguments is None and call.status is ToolCallParseStatus.OK else call.arguments
