@@ -235,7 +235,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _kappa(live: Sequence[int], again: Sequence[int]) -> float | None:
-    """Return Cohen's kappa: agreement beyond what the scores' shares give by chance. None: chance alone gives all."""
+    """Return Cohen's kappa: agreement beyond what the scores' shares give by chance; None: chance gives all of it."""
     if not live:
         return None
     observed = sum(one == other for one, other in zip(live, again, strict=True)) / len(live)

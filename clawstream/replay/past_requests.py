@@ -1,6 +1,6 @@
-"""Asks two versions of the policy past requests again, with the recorded prompts, to see what each would have said.
+"""Puts past requests to two versions of the policy, with the recorded prompts, to see what each would have said.
 
-Nothing is written to the log, and no engine that serves people is asked: each version has an engine of its own for it.
+Nothing is written to the log, and no engine that serves people is asked: each version gets an engine of its own.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from clawstream.replay.comparing import Pair, UnrelatedTask
 AT_ONCE = 8
 CONFIG = "config.json"
 # The versions that `before` and `after` were trained from, themselves included. After a rollback the next version comes
-# from an older one, so what the versions in between learned is in neither.
+# from an older one, so it lacks what the versions in between learned.
 _LINES = """
     WITH RECURSIVE lines (asked, policy_version) AS (
         VALUES ({before}::bigint, {before}::bigint), ({after}::bigint, {after}::bigint)
@@ -197,7 +197,7 @@ async def pairs(
     seed: int,
     tell: Callable[[], None],
 ) -> list[Pair]:
-    """Return both versions' answers to each request, in an order that does not tell them; call `tell` after each."""
+    """Return both versions' answers to each request; which is shown first is random. Call `tell` after each request."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def pair(request: PastRequest) -> Pair:
