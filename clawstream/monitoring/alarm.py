@@ -1,4 +1,4 @@
-"""Tells whether learning stands still, and why: by the judge, waiting samples and rewards. Pure.
+"""Tells whether learning stands still, and why, from the judge's votes, waiting samples and rewards. Pure.
 
 Every alarm names a cause. An alarm about rewards needs `STILL_SAMPLES` samples, since fewer say nothing. An alarm about
 a stage that does nothing at all needs only `FEW` turns, votes or verdicts.

@@ -51,7 +51,7 @@ _BY_KIND: Mapping[str, tuple[str, str, Callable[[TimeSpan], Mapping[str, int]]]]
     "exchanges": ("outcome", "Exchanges by what came of them", lambda span: span.tally.exchanges),
     "turns": (
         "outcome",
-        "Answers by whether they came back",
+        "Answers by whether the conversation went on from them",
         lambda span: {"paired": span.tally.turns_paired, "orphaned": span.tally.turns_orphaned},
     ),
     "votes": ("status", "Judges' votes", lambda span: span.tally.votes),
@@ -60,7 +60,7 @@ _BY_KIND: Mapping[str, tuple[str, str, Callable[[TimeSpan], Mapping[str, int]]]]
         "Samples made, and why others were not",
         lambda span: {"assembled": span.tally.samples, **span.tally.refusals},
     ),
-    "answers_anew": ("outcome", "What came of answers given anew, by hint", lambda span: span.tally.anew),
+    "answers_anew": ("outcome", "Outcomes of refreshed answers, each with each hint", lambda span: span.tally.anew),
 }
 
 

@@ -56,7 +56,7 @@ class Live:
         self._judged = judged
         self._board = board
         self._clock, self._append_times = BrokerClock(), AppendTimes()
-        self._unread = dict(unread)  # of partitions that are not read so far: where each ended when reading began
+        self._unread = dict(unread)  # the end of each partition when reading began, until that is reached
 
     def receive(self, found: Arrived, now_ms: int) -> None:
         """Take in one record that was read at `now_ms`."""

@@ -1,7 +1,8 @@
 """The state of a policy: every version, which one is served, and the samples that wait for a batch. Pure.
 
-Of two events with one id the first counts, so what was said first of a version stays. A batch's plan names its samples,
-and up to where each partition is used up. Plans and samples are on two topics, so either may be read first.
+Of two events with one id the first counts, so what was said first of a version stays. A batch's plan names its samples
+and, for each partition, the offset up to which samples are used up. Plans and samples are on two topics, so either may
+be read first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +24,7 @@ _OF_A_VERSION = (
     events.PolicyRejected,
     events.PolicyActivated,
 )
-PLANNED_KEPT = 8192  # keys of planned answers, two for each, the newest; samples of older plans lie below `used_up`
+PLANNED_KEPT = 8192  # the newest keys of planned answers, two for each; samples of older plans lie below `used_up`
 
 
 class VersionState(StrEnum):
@@ -142,7 +143,7 @@ class LearnedFrom(NamedTuple):
     """How many samples the steps learned from, by their signals."""
 
     samples: int = 0
-    with_feedback: int = 0  # a thumb, a score, words or a heuristic's
+    with_feedback: int = 0  # from a person (a thumb, a score, words) or a heuristic
     judged: int = 0  # by a judge, with feedback or without
     hinted: int = 0
 
@@ -155,7 +156,7 @@ class PolicyBoard:
     """
 
     def __init__(self, policy_id: str, due: BatchRule | None = None) -> None:
-        """`due` says when a batch is due; None: not known, as with groups, so only the samples' number tells."""
+        """`due` says when a batch is due; None: not known, as with groups, so only the number of samples counts."""
         self._policy_id = policy_id
         self._due = due
         self._waiting: dict[_Answer, _SampleOffset] = {}
@@ -173,7 +174,7 @@ class PolicyBoard:
 
     @property
     def used_up(self) -> dict[tuple[str, int], int]:
-        """By partition, the first offset that may have an unplanned sample; one that no plan used is missing."""
+        """By partition, the first offset that may have an unplanned sample; without partitions that no plan used."""
         return dict(self._used_up)
 
     @property
@@ -238,7 +239,7 @@ class PolicyBoard:
             return
         if turn.judge == events.NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
             return
-        if turn.judge != events.NOBODY:  # replaces the turn's sample without a judge, and counts as waiting since then
+        if turn.judge != events.NOBODY:  # replaces the turn's sample without a judge, and inherits its time
             unjudged = self._waiting.pop(_of_nobody(turn), where)
             where = where._replace(timestamp_ms=unjudged.timestamp_ms)
         before = self._waiting.get(turn, where)
