@@ -67,9 +67,9 @@ def refuse_quantized(folder: Path) -> None:
             break
     if found is not None:
         raise ConfigError(
-            f"{folder}: {found}, expected {', '.join(sorted(_READ_AS_THEY_ARE))}: trained and published "
-            "are weights as they are stored, without scales. Nothing is trained. Name a folder of the same model that "
-            "is not quantized."
+            f"{folder}: {found}, expected {', '.join(sorted(_READ_AS_THEY_ARE))}: weights are trained and published "
+            "as they are stored, without scales. Nothing is trained. Name a folder of the same model that is not "
+            "quantized."
         )
 
 
@@ -112,7 +112,8 @@ def checkpoint_layers(core: Any) -> None:
 def compute_again(layers: Iterable[Any]) -> None:
     """Have the backward pass compute each layer again, from what goes into it, instead of keeping what is inside."""
     for layer in layers:
-        layer.forward = partial(_computed_again, weakref.ref(layer))  # a strong one keeps a discarded model
+        # Weak: a strong reference would keep a discarded model in memory.
+        layer.forward = partial(_computed_again, weakref.ref(layer))
 
 
 def changes_with_length(config: Any) -> bool:
@@ -142,7 +143,7 @@ def threads_for(base: Path) -> int | None:
 
 
 def unread(folder: Path) -> Any:
-    """Return the folder's model as it is but for its weights, which take no memory until they are written.
+    """Return the folder's model without its weights; each of them takes memory once it is written.
 
     Raises UnusableCheckpoint where the folder names no model.
     """

@@ -1,7 +1,7 @@
 """A causal model whose weights, gradients and moments are cut evenly over processes by FSDP2.
 
-Each layer is put together just before it computes, in all processes at once. So all of them must compute equally many
-pieces of a batch, and some compute pieces without use. Tensors of processes are cut along their first axis.
+Each layer is put together just before it computes, in all processes at once. So all processes must compute equally many
+pieces of a batch: one with fewer pieces computes dummies. Each tensor is cut along its first axis.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +64,7 @@ class FsdpModel(SharedModel, TorchModel):
     def loaded(cls, folder: Path, device: str) -> Any:
         """Return the model of transformers, whose weights are read once they are cut.
 
-        Where the files name weights differently, transformers reads them: in each process all of them.
+        Where the files name weights differently, transformers reads all of them in each process.
         """
         del device  # a layer goes there once it is cut
         core = unread(folder)
@@ -126,7 +126,7 @@ class FsdpModel(SharedModel, TorchModel):
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
         mine: dict[str, Tensor] = {}
         tensors = {key(kind, name): value for kind, values in state.items() for name, value in values.items()}
-        # By name: which file a tensor comes to does not depend on whether this trainer went on or was started again.
+        # Sorted, so that a tensor goes to the same file whether or not this trainer was restarted.
         for number, (name, value) in enumerate(sorted(tensors.items())):
             whole = _whole(value.detach())
             if number % dist.get_world_size() == dist.get_rank():
@@ -219,7 +219,7 @@ class _Root(nn.Module):
 
 
 def _named_as_in_files(folder: Path, core: Any) -> bool:
-    """Whether a model's files hold what it needs under its own names, and nothing under a name that it ties to another.
+    """Whether the files hold each of the model's weights under the model's name for it, and tied weights only once.
 
     Adapters' weights are ignored. Where tied weights differ in the files, transformers decides what becomes of them.
     """

@@ -25,7 +25,8 @@ from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches
 
-HEAD_BYTES = 2**29  # of logits at once, and thrice that computed from them; of more, some are recomputed backward
+# Of logits at once; what is computed from them takes thrice that. More are cut into pieces, and recomputed backward.
+HEAD_BYTES = 2**29
 
 Weights = Mapping[str, Tensor]
 T = TypeVar("T")
@@ -123,7 +124,7 @@ class Model(ABC):
         yield
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
-        """Return log-probs [B, T] of the responses, NaN past each one's end; on a pipeline's last stage.
+        """Return log-probs [B, T] of the responses, NaN past each one's end; only a pipeline's last stage can do this.
 
         Logits are computed for response tokens only: the prompt's would cost the most and are not read.
         """

@@ -189,8 +189,8 @@ def astray(
         # Where one bad answer decides the step, most answers may lose a little although together they gain.
         if gained is not None and gained[2] < 0 and sum(gain.nats for gain in gains) < 0:
             return (
-                f"{what} leads away from what its own samples say: their tokens move that way by a cosine of "
-                f"{_words(gained)}, expected above 0"
+                f"{what} leads away from what its own samples ask for: the cosine between their tokens' moves and the "
+                f"wanted ones is {_words(gained)}, expected above 0"
             )
     return None
 
@@ -213,7 +213,7 @@ def misspoken(written: Sequence[WrittenAnswer]) -> str | None:
     }
     for what, bad in kinds.items():
         if bad and _tail(sum(bad), len(bad), BAD_SHARE) < 0.05:
-            return f"{sum(bad)} of {len(bad)} answers after the step {what}; those that people got did not"
+            return f"{sum(bad)} of {len(bad)} answers after the step {what}"
     return None
 
 

@@ -364,7 +364,9 @@ class TorchModel(Model):
             self.packs = False
             self._core.set_attn_implementation("sdpa")
             difference_nats = float((found_N - expected_N).abs().max())
-            log.warning("packing=off model=%s reason=log-probs in one row differ by %.3g", self.folder, difference_nats)
+            log.warning(
+                "packing=off model=%s reason=log-probs in one row differ by %.3g nats", self.folder, difference_nats
+            )
 
 
 def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:

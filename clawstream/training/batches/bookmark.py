@@ -1,7 +1,8 @@
 """Where a policy's trainer stopped on the log, and how far it has to read for a group.
 
-A trainer never goes on later than where it stopped; the plans say which samples are used up. A sample is written before
-its group's settlement, so it lies below the ends that the partitions have once the settlement is read.
+A trainer never resumes past the offset where it stopped; the plans say which samples are used up. A sample is written
+before its group's settlement. So whoever reads the settlement and then asks for the partitions' ends finds the sample
+below them.
 """
 
 import logging
@@ -38,7 +39,7 @@ class Bookmark:
         executed = _commits(topics, [plan for plan in first_plans(planned) if plan.policy_version <= executed_version])
         unkept = {place: commit for place, commit in executed.items() if place not in kept}
         if unkept:
-            await self._log.put_back(self._group, unkept)  # kept now, so that a person can have it put back
+            await self._log.put_back(self._group, unkept)  # so that `put_trainers_back` finds it
         begins = await self._log.begin_offsets(topics)
         refuse(self._group, await contradicted(self._log, executed | kept, begins), TRUST_LOG)
         return {place: min(commit.offset, kept.get(place, commit).offset) for place, commit in executed.items()}
@@ -95,12 +96,12 @@ class Horizon:
         self._topics = topics
         self._log = log
         self._unsure: list[str] = []  # settled groups for which the ends were not asked yet
-        # The ends, and the groups that were settled before they were asked.
+        # The ends as last asked for, and the groups whose settlements were read before that.
         self._ahead: tuple[Mapping[PartitionId, int], list[str]] | None = None
         self._begun = False
 
     async def passed(self, settled: Iterable[str], positions: Mapping[tuple[str, int], int]) -> list[str] | None:
-        """Return the settled groups whose samples are all read as of this call; None: no ends were reached by it.
+        """Return the settled groups whose samples are all read as of this call; None: the ends are not reached yet.
 
         `positions` are the next offsets to read.
         """

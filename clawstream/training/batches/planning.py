@@ -1,8 +1,9 @@
 """Which samples make up the next batch. Pure: time and versions come in as arguments.
 
 Every sample is in at most one batch, however often it is read: a plan on the log is executed as it stands, and no later
-plan takes a sample that it names. For a turn and a judge at most one revision is planned: the newest that is here then.
-The prompt of a later one may be answered again. Until the log asks for that, no plan's offsets pass the later revision.
+plan takes a sample that it names. For a turn and a judge at most one revision is planned: the newest one read by then.
+The prompt of a later revision may be answered again. Until that request is on the log, every plan's offsets stay below
+the later revision, so a restart reads it again.
 """
 
 from collections import Counter, defaultdict
@@ -98,7 +99,7 @@ class Batcher:
         self._waiting: dict[str, Arrival] = {}  # by sample id, in order of arrival
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
         self._taken: set[str] = set()  # in a plan
-        self._stale: set[str] = set()  # dropped for good; never trained on, so their revisions are not late
+        self._stale: set[str] = set()  # dropped as too old; a later revision of their turns may still be planned
         self._turns: defaultdict[str, dict[_Judge, _Revision]] = defaultdict(dict)  # planned, by answer
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # ids of waiting samples, by answer
         self._newest: dict[_Answer, _Revision] = {}  # the newest revision of answers with feedback
@@ -148,7 +149,7 @@ class Batcher:
         self._drop([n for n in here if self._groups.leaves_out(self._waiting[n].sample)], DropReason.LEFT_OUT)
 
     def read_past(self, group_ids: Iterable[str]) -> None:
-        """Note that the log is read to where it ended when reading began, and when these settlements were read."""
+        """Note that reading has reached the ends that the log had at its start and after these settlements."""
         self._is_current = True
         self._groups.read_past(group_ids)
 
@@ -191,7 +192,7 @@ class Batcher:
         """Return the batch to plan now, if there is one; its samples keep waiting until `plan` is called.
 
         A newer revision that is read meanwhile is late if the plan reaches the log, else it replaces the older one.
-        `now_ms` is compared with the log's own times. While a plan is pending there is none: one step runs at a time.
+        `now_ms` is compared with the log's own times. While a plan is pending, no batch is due: steps run one by one.
         """
         self._drop_old(parent_version, now_ms)
         if self._pending or not self._waiting:
@@ -331,7 +332,7 @@ class Batcher:
             self._drop(unsettled, DropReason.UNSETTLED)
 
     def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
-        """Return where each partition is read again from once the waiting samples `without` are taken."""
+        """Return the offset to resume each partition from, once the waiting samples named in `without` are taken."""
         next_offsets = dict(self._read)
         waiting = (arrival for name, arrival in self._waiting.items() if name not in without)
         for arrival in chain(self._late.values(), waiting):
@@ -364,7 +365,7 @@ def _answer(sample: SampleAssembled) -> _Answer:
 
 
 def _is_one(one: _Judge, other: _Judge) -> bool:
-    """Return whether samples of these judges are revisions of one sample; one without a judge is of every judge."""
+    """Return whether samples of these judges are revisions of one sample; NOBODY matches every judge."""
     return one == other or NOBODY in (one[0], other[0])
 
 

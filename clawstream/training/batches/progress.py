@@ -93,8 +93,8 @@ class PolicyProgress:
             raise UnusableCheckpoint(
                 f"checkpoint {checkpoint.path}: its manifest has sha256 {checkpoint.manifest_sha256[:12]}, but version "
                 f"{version} of {published.policy_id} was published with {(published.manifest_sha256 or 'none')[:12]}. "
-                "It is not published again and nothing is trained. Restore the folder from a backup, or remove it to "
-                "have its step taken again where it was taken first; elsewhere go on under a policy.id of its own."
+                "It is not published again and nothing is trained. Restore the folder from a backup. Or, on the "
+                "machine that took the step, remove it: the step is taken again. Elsewhere, set a policy.id of its own."
             )
         events: list[PolicyEvent] = [] if version in self.steps else [checkpoint.step]
         return events if published is not None else [*events, publication(checkpoint, now_ms=now_ms)]

@@ -26,7 +26,7 @@ def flaw(sample: SampleAssembled, limits: ModelLimits) -> str | None:
 
 
 def hint_counts(sample: SampleAssembled, *, by_engine: bool) -> bool:
-    """Return whether a sample's hint can be weighed; an engine's scores exist before the sample does, or never."""
+    """Return whether a sample's hint counts; with an engine as teacher it needs the scores that came with it."""
     return sample.hinted_prompt_ids is not None and (not by_engine or sample.teacher_logprobs is not None)
 
 

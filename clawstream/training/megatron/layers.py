@@ -89,7 +89,7 @@ class Attention(nn.Module):
     def forward(
         self, query_LBND: Tensor, key_LBND: Tensor, value_LBND: Tensor, mask: Tensor | None, **_: Any
     ) -> Tensor:
-        """Return [L, B, H]; rows are padded on the right, where nothing that is read can see it, if not being read."""
+        """Return [L, B, H]. Outside of `read_by`, padding is on the right, where no token of the row sees it."""
         assert mask is None, "what a token may see follows from its place"
         parts = (part.to(value_LBND.dtype).permute(1, 2, 0, 3) for part in (query_LBND, key_LBND, value_LBND))
         query_BNLD, key_BNLD, value_BNLD = parts
@@ -123,7 +123,7 @@ class Rotary(nn.Module):
         return int(hidden.shape[0]) * (self._tensor if config.sequence_parallel else 1)
 
     def forward(self, length: int, **_: Any) -> Tensor:
-        """Return the angles [L, 1, 1, D]; they count from a row's begin, padding too: only differences are seen."""
+        """Return the angles [L, 1, 1, D]; places count padding too, as attention sees only differences of angles."""
         frequency_D = self._frequency_D
         assert isinstance(frequency_D, Tensor)
         start = 0 if self.reading is None else self.reading.num_read
@@ -134,7 +134,7 @@ class Rotary(nn.Module):
 
 @contextmanager
 def read_by(stage: nn.Module, reading: PiecewiseCache) -> Iterator[None]:
-    """Have the stage compute pieces of rows that go on."""
+    """Have the stage read rows piece by piece in the block, with `reading` as its cache."""
     parts = [part for part in stage.modules() if isinstance(part, (Attention, Rotary))]
     try:
         for part in parts:
@@ -170,7 +170,7 @@ def gpt(
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="none",
     )
-    # Megatron's own is made by the name of its kind, from a base alone, and moves itself to a GPU.
+    # Megatron's own rotary embedding takes no frequencies, only `rotary_base`, and moves itself to a GPU.
     model.position_embedding_type = "rope"
     model.rotary_pos_emb = Rotary(frequency_D, sizes.tensor)
     return model

@@ -287,9 +287,9 @@ class MegatronModel(SharedModel):
         hidden_LBH = self._hidden(answers.ids_RL)
         if self._sizes.by_sequence:
             hidden_LBH = gather_from_sequence_parallel_region(hidden_LBH, group=self._tensor)
-            # Without what made the row's length one that can be shared.
+            # Without the padding that made the row's length divisible by the processes.
             return answers, answers.before(hidden_LBH[: answers.ids_RL.shape[1]].transpose(0, 1))
-        # Not before places are chosen: of a gradient that is not contiguous it sums a copy, and gives back its own.
+        # After `before`: backward, this sums a copy of a gradient that is not contiguous, and returns the gradient.
         hidden_NH = answers.before(hidden_LBH.transpose(0, 1))
         return answers, copy_to_tensor_model_parallel_region(hidden_NH, group=self._tensor)
 

@@ -18,11 +18,11 @@ from clawstream.training.megatron.shape import Shape, Sizes
 
 
 def reduce_gradients(stage: Any, shape: Shape, sizes: Sizes) -> None:
-    """Sum the gradients over copies of the model, and of weights that several processes hold for different work.
+    """Sum all gradients over copies of the model; sum those of shared weights over the processes that share them too.
 
-    Such weights are norms and whole factors of adapters where tokens are cut by sequence, norms of heads where heads
-    are cut, and an embedding that shares the weights of the head on another stage. A process that computed nothing adds
-    0.
+    Several processes hold a shared weight, and use it for different tokens, heads or stages: norms and
+    whole factors of adapters where tokens are cut by sequence, norms of heads where heads are cut, and an embedding
+    whose weights are the head's on another stage. A process that computed nothing adds 0.
     """
     data, tensor = parallel_state.get_data_parallel_group(), parallel_state.get_tensor_model_parallel_group()
     for name, parameter in stage.named_parameters():
@@ -137,7 +137,7 @@ def likeliest(logits_NV: Tensor, num_tokens: int, rows: VocabularyRows) -> Tenso
 
 
 def whole(logits_BV: Tensor, rows: VocabularyRows, vocabulary: int) -> Tensor:
-    """Return the logits of all processes' tokens, given those of the rows here with their padding."""
+    """Return the logits of all processes' tokens, given those of this process with their padding."""
     parts = [torch.empty_like(logits_BV) for _ in range(rows.group.size())]
     dist.all_gather(parts, logits_BV.contiguous(), group=rows.group)
     return torch.cat(parts, 1)[:, :vocabulary]

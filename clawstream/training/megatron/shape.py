@@ -58,7 +58,7 @@ class Shape:
     context: int
 
     def padded_vocabulary(self, tensor: int) -> int:
-        """Return the rows of embedding and head once every process holds as many."""
+        """Return the rows of embedding and head, padded so that every process holds equally many."""
         return -(-self.vocabulary // tensor) * tensor
 
 

@@ -177,11 +177,11 @@ def collected(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return those Hugging Face tensors of every kind that this process of `group` is to write, in main memory.
 
-    With `shapes` each of the copies has a part of every tensor of such a shape, else the whole.
+    With `shapes`, the whole shapes by name, every copy holds a part of each tensor; without, all of it.
     """
     mine: dict[str, Tensor] = {}
     tensors = [(kind, name, value) for kind, values in state.items() for name, value in values.items()]
-    # By name: which file a tensor comes to does not depend on whether this trainer went on or was started again.
+    # Sorted, so that a tensor goes to the same file whether or not this trainer was restarted.
     for number, (kind, name, value) in enumerate(sorted(tensors, key=lambda one: one[:2])):
         place = places[name]
         if place.copied:

@@ -92,7 +92,7 @@ class BatchLoss:
             students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
         else:
-            at_once = teacher is reference  # a prompt begins alike with the hint and without it
+            at_once = teacher is reference  # one pass: prompts with and without the hint share their beginning
             own, tops_asked = self._taught([*questions, *leashed] if at_once else questions, teacher)
             hinted = dict(zip(chosen, own, strict=False))
             tops = dict(zip(chosen, tops_asked, strict=False))

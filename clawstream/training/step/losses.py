@@ -115,7 +115,7 @@ class Answers:
 
     def before(self, hidden_RLH: Tensor) -> Tensor:
         """Return the states [N, H] from which each response token is predicted."""
-        # Not by an index: several answers may follow one place, and threads would sum its gradient in any order.
+        # Not by indexing, whose backward pass sums the gradients of answers after one place in no fixed order.
         return nn.functional.embedding(self._place_N, hidden_RLH.flatten(0, 1))
 
     def rows(self, values_N: Tensor) -> Tensor:
@@ -268,7 +268,10 @@ def divergence_where(
 
 
 def divergence(top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Literal["reverse", "forward"]) -> Tensor:
-    """Return KL(policy || teacher) [B, T], or the reverse ("forward"), over K tokens and the rest as one more."""
+    """Return [B, T]: KL(policy || teacher) for "reverse", KL(teacher || policy) for "forward".
+
+    The sum is over the K tokens, and all others as one more.
+    """
     new_BTE, teacher_BTE = _with_tail(top_new_BTK), _with_tail(top_teacher_BTK)
     p_BTE, q_BTE = (new_BTE, teacher_BTE) if direction == "reverse" else (teacher_BTE, new_BTE)
     return (p_BTE.exp() * (p_BTE - q_BTE)).sum(2)
@@ -308,9 +311,10 @@ def _importance(known: LogProbs, objective: Objective) -> Tensor:
 def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, objective: Objective) -> Tensor:
     """Return an estimate of KL(new || reference) at each token, from tokens that older weights sampled.
 
-    The value is the ratio times k3, exp(-d) - 1 + d, which is never negative. The gradient is that of the ratio times
-    d, with d held fixed. Where d is not clamped both agree; where it is, k3 would lose its own part and keep e^10.
-    Without importance weights a token that the policy has unlearned since would count e^10 times.
+    d is new less reference, clamped. The value is the ratio times k3 = exp(-d) - 1 + d, which is never negative. The
+    gradient is that of the ratio times d, with d held fixed. Where d is not clamped, this is the value's own gradient.
+    Where d is clamped, the value's own gradient would be off by up to e^10. The importance weight is small for a token
+    that the policy has unlearned since it was sampled; without it such a token would count e^10 times.
     """
     if objective.kl == 0 or known.reference is None:
         return torch.zeros_like(ratio_BT)
