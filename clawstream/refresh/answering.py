@@ -2,7 +2,7 @@
 
 The one rule: an answer is recorded with the weights that sampled it, or asked for again. Requests with the same prompt,
 people's included, share one prefix cache: the cache key names the weights that the engine says it serves, as the
-gateway's does. An answer is thrown away if other weights began it from that cache.
+gateway's does. An answer is thrown away if it was begun by other weights, from tokens cached under this key.
 """
 
 import itertools
@@ -63,7 +63,7 @@ class Refresher:
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
         """Return the answer, or the engine's refusal. Raises TryLater if the engine gives neither.
 
-        Raises NotYet if other weights began the answer from cached tokens: the engine then does not count as away.
+        Raises NotYet if the answer was begun from tokens that other weights cached; the engine is not away then.
         """
         engine = next(self._engines)
         now = await served(engine, self._policy_id)

@@ -47,8 +47,8 @@ def refresh_stage(
         age_ms = now_ms() - ask.at_ms
         if age_ms > heard_ms:
             raise TooLate(
-                f"too old: its sample was written {age_ms / DAY_MS:.3g} days ago, and of one older than "
-                f"{heard_ms / DAY_MS:.3g} nobody knows the turn any more; it was not asked"
+                f"too old: its sample was written {age_ms / DAY_MS:.3g} days ago, and stages forget a turn after "
+                f"{heard_ms / DAY_MS:.3g} days; it was not asked"
             )
         return await policy.answer(ask)
 
