@@ -234,7 +234,7 @@ def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
 
 
 def _all_joined(session: JoiningState, learns: LearnsFrom) -> bool:
-    """Return whether every judge that gave a verdict has judged every turn, and each turn due for a second look."""
+    """Return whether every judge with a verdict is done with every turn: the first look, and the second where due."""
     judges = {(key.judge, key.prompt_version) for key in session.verdicts}
     if session.turns and not judges:
         return False

@@ -44,7 +44,7 @@ from clawstream.events import (
     VerdictReached,
 )
 
-REMEMBERED_IDS = 256  # feedback ids kept for a turn; if a record is repeated, it is soon
+REMEMBERED_IDS = 256  # feedback ids kept for a turn: a record is repeated soon, if at all
 FIRST_LOOK = 0
 FLOOR_LOOK = 1
 MAX_UNPLACED = 1024  # turns with feedback or refreshed answers that are kept until their exchange is read
@@ -118,8 +118,8 @@ def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
     if given.feedback_id in opinions.ids:
         return opinions
     ids = (*opinions.ids, given.feedback_id)[-REMEMBERED_IDS:]
-    is_content = given.source is FeedbackSource.PERSON and (given.score or 0) > 0
-    hint = given.hint or (None if is_content else opinions.hint)
+    is_pleased = given.source is FeedbackSource.PERSON and (given.score or 0) > 0
+    hint = given.hint or (None if is_pleased else opinions.hint)
     scores = opinions.scores
     if given.score not in (None, scores.get(given.source)):
         scores = MappingProxyType({**scores, given.source: given.score})
