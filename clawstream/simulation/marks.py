@@ -61,7 +61,7 @@ class ScoreEstimate:
 
 
 def questions(text: str) -> list[HeldOutQuestion]:
-    """Return the problems of a file with one JSON object a line; raises ValueError for another line, and for none."""
+    """Return the problems of a file with one JSON object a line; raises ValueError for any other, and for none."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:

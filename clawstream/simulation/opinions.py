@@ -54,7 +54,7 @@ HINTS: Mapping[Wish, Sequence[str]] = {
     ),
 }
 
-_ABOUT_STYLE = (  # the first that fits counts: a wish for headings uses other words than a wish for none
+_ABOUT_STYLE = (  # the first that fits counts: "heading" stands in a wish for headings too
     (Wish.VERDICT, ("verdict", "up front", "result first", "answer first")),
     (Wish.HEADED, ("under headings", "needs headings", "headings, all", "more headings", "praise", "friendly")),
     (Wish.PLAIN, ("heading", "bold", "plain", "robot", "fancy", "markdown", "casual", "format", "steps", "stiff")),
@@ -120,7 +120,7 @@ class SimulatedJudge:
         return f"The user {reaction.value}, and that could have been known.\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
 
     def _due(self, prompt: str, reaction: Reaction) -> Sequence[str]:
-        """The hints of which one is due; empty where there is nothing to suggest."""
+        """Return the hints to draw from; empty where there is nothing to suggest."""
         if reaction is Reaction.WANTS_CORRECTION:
             return self.habits.corrections
         if reaction is Reaction.ADDS:
@@ -151,7 +151,7 @@ def read(prompt: str) -> Reaction:
 
 
 def other_hint(said: str) -> str | None:
-    """Return the hint in what is said, in small letters, of another subject than sums; None in other words."""
+    """Return the hint for what is said, in lower case, about another subject than sums; None: it is about sums."""
     return next((hint for cue, hint in _ABOUT_ANOTHER_SUBJECT if cue in said), None)
 
 
@@ -191,7 +191,7 @@ class StepJudge:
 
 
 def is_due(prompt: str) -> bool:
-    """Whether the answer makes one call, of the next operation on the last result, or says that where none is left."""
+    """Whether the answer makes one call, the next operation on the last result; or, with none left, says the result."""
     request, answer = _REQUEST.search(prompt), _ANSWER.search(prompt)
     if request is None or answer is None:
         return False

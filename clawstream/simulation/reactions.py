@@ -136,7 +136,7 @@ class PersonTask:
 
 
 def tasks(text: str) -> list[PersonTask]:
-    """Return the tasks of a file with one JSON object a line; raises ValueError naming the line that is not."""
+    """Return the tasks of a file with one JSON object a line; raises ValueError naming a line that is no task."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -184,7 +184,7 @@ def impression(task: PersonTask, answer: str) -> Impression:
 def react(task: PersonTask, felt: Impression, rng: random.Random, *, hint_share: float) -> str:
     """Return what the person says; `hint_share` of complaints about the style say what is wanted instead.
 
-    Of another subject each says the same of whatever is answered.
+    About another subject, the reaction is the same whatever the answer was.
     """
     if task.subject is not None:
         return SUBJECTS[task.subject].reaction

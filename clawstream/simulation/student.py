@@ -2,10 +2,10 @@
 
 A session is closed by its last request (X-Session-Done), and a failed request ends its session. Run as
 `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one object a
-line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more), `stop`, and two of what counts in
-sessions that start after it: `talk NAME`, NAME talks alone (a persona, or `unrelated`: other subjects than sums), and
-`flip`, each person wants what their line of the file calls `flipped`. `pause` and `go N` are answered by
-{"event": "paused"} once no session is open.
+line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more) and `stop`. Two more change the sessions
+that start later: `talk NAME` lets NAME talk alone (a persona, or `unrelated`: other subjects than sums), and `flip` has
+each person want what their line of the file calls `flipped`. `pause` and `go N` are answered by {"event": "paused"}
+once no session is open.
 """
 
 import asyncio
@@ -223,7 +223,7 @@ class StudentPool(Generic[T]):
                 await asyncio.sleep(_AFTER_FAILURE_S)
 
     def _next(self) -> tuple[int, T] | None:
-        """Return the next session of who talks; others' before it are left out."""
+        """Return the next session of a person who may talk; sessions of other people before it are skipped."""
         for number, task in self._plan:
             if self._talks is None or self._speaker is None or self._speaker(task) == self._talks:
                 return number, task

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-UNRELATED = "unrelated"  # as the name of who talks: the person, of these subjects
+UNRELATED = "unrelated"  # the name, as a talker, of the person who speaks of these subjects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

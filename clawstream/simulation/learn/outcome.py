@@ -56,7 +56,7 @@ class CellOutcome:
     samples: int
     corrections: int  # turns judged bad, or with a hint
     refusals: Mapping[str, int]  # by reason
-    correction_to_policy_s: float | None  # median; None: after no correction anybody asked again
+    correction_to_policy_s: float | None  # median; None: nobody asked again after a correction
     correction_to_policy_p90_s: float | None
     steps: tuple[StepFigures, ...]
     run_s: float
@@ -163,10 +163,11 @@ class ReportRow:
 
 
 def kept(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) -> float | None:
-    """Return how much is left of what people were taught for: the mean of their scores at the end, each over the score
-    when that person's block ended.
+    """Return how much the policy kept of what it learned from each person: the mean, over people, of the score at the
+    end divided by the score when that person's block ended.
 
-    Who talked last is left out, and who had a score of 0 then. None: nobody is left. `by_person` is by update.
+    The person who talked last does not count, nor does anybody whose score was 0 when their block ended. None: nobody
+    counts. `by_person` is by update.
     """
     if not blocks or blocks[-1].end not in by_person:
         return None
@@ -177,7 +178,7 @@ def kept(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) 
 
 
 def newest(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) -> float | None:
-    """Return the score at the end of who talked last; None: nothing is scored of them, or there are no blocks."""
+    """Return the last talker's score at the end; None: that person has no score, or there are no blocks."""
     return by_person.get(blocks[-1].end, {}).get(blocks[-1].talker) if blocks else None
 
 

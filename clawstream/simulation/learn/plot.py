@@ -45,7 +45,7 @@ def plot_scores(figures: Figures, path: Path) -> None:
 def plot_curves(
     curves: Sequence[Curve], reference: Reference, title: str, path: Path, *, unit: str = "updates"
 ) -> None:
-    """Write a PNG with the mean score of each method and control, by what a run counts and by interactions."""
+    """Write a PNG with the mean score of each method and control, by `unit` and by interactions."""
     figure = curves_figure(curves, reference, title, unit=unit)
     figure.savefig(path, dpi=150)
     _pyplot().close(figure)
@@ -92,14 +92,14 @@ def curves_figure(curves: Sequence[Curve], reference: Reference, title: str, *, 
 
 
 def plot_people(found: Sequence[Lasting], reference: Reference, title: str, path: Path) -> None:
-    """Write a PNG with each person's mean score by update, and who talked when: a row a method or control."""
+    """Write a PNG with each person's mean score by update, and who talked when: a row for each method or control."""
     figure = people_figure(found, reference, title)
     figure.savefig(path, dpi=150)
     _pyplot().close(figure)
 
 
 def people_figure(found: Sequence[Lasting], reference: Reference, title: str) -> Any:
-    """Return it as a figure of matplotlib, whose legend stands below the lines; the caller closes it."""
+    """Return the picture of `plot_people` as a matplotlib figure, its legend below the lines; the caller closes it."""
     number = max(1, len(found))
     figure, grid = _pyplot().subplots(
         number, 1, figsize=(8, 1.2 + 3.2 * number), layout="constrained", sharex=True, squeeze=False

@@ -38,8 +38,8 @@ SELECT b.policy_version,
            AND e.finished_at_ms < b.planned_at_ms) AS interactions
 FROM batches AS b ORDER BY b.policy_version
 """
-# From a complaint or hint that was trained on to the first answer whose every token is of a policy that knew it. NULL:
-# nobody asked any more.
+# From a complaint or hint that was trained on to the first answer whose every token is of a policy that knew it. Left
+# out where nobody asked any more.
 _CORRECTION_TO_POLICY = """
 WITH corrections AS (
     SELECT b.policy_version, e.received_at_ms
@@ -67,7 +67,7 @@ FROM corrections AS c
 JOIN first_answers AS f USING (policy_version)
 WHERE f.first_token_at_ms IS NOT NULL
 """
-JAVA = "java"  # the broker is counted apart
+JAVA = "java"  # the broker's process, which is not counted
 MEASURED_EVERY_S = 2.0
 
 
@@ -84,7 +84,7 @@ class Counts:
     refusals: Mapping[str, int]  # by reason
     interactions: Mapping[int, int]  # answers that people had got, by the version whose batch was planned then
     exchange_to_row_ms: tuple[float, ...]
-    correction_to_policy_s: tuple[float, ...]  # of each correction that was trained on and answered after that
+    correction_to_policy_s: tuple[float, ...]  # of corrections that were trained on, where people asked again
 
 
 async def counted(running: Installation) -> Counts:

@@ -24,7 +24,7 @@ UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
 PAUSE_WITHIN_S = 120.0
 _END_WITHIN_S = 10.0
 MORE_SHARE = 0.2  # while a batch is not full: further sessions, as a share of those so far; some give no sample
-SESSIONS_A_SAMPLE = 250  # of a batch: a run ends where so many sessions make no batch
+SESSIONS_A_SAMPLE = 250  # sessions for each sample of a batch; if the batch is still not full after these, the run ends
 AT_A_TIME = 4  # batches' worth of sessions
 PLANNED_WITHIN_S = 2.0  # after its last sample; a batch that is not planned by then is not full
 _GROUPED = ("trajectories", "groups")
@@ -258,9 +258,9 @@ class ScorerProcess:
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
     """Let people ask for one batch after the other, each answered by the policy trained on all earlier batches.
 
-    Less than a batch of samples is left over when they ask, and a session gives one sample at most where no prompts are
-    answered again, so no more batches are planned than are missing. Raises PartUnavailable where too few batches come
-    about.
+    When people begin, less than a batch of samples is left over. Where no prompts are answered again, a session gives
+    at most one sample. So no more batches are planned than are missing. Raises PartUnavailable where too few batches
+    come about.
     """
     enough = cast.batch_samples
     while (missing := target - watch.updates) > 0:

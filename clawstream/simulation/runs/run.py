@@ -68,7 +68,7 @@ class People:
 class Plan:
     people: People
     method: Method
-    updates: int  # of agents: rounds, each with so many steps of their environment
+    updates: int  # of agents: rounds, each of at least STEPS_A_ROUND steps
     seed: int
     folder: Path
     cache_dir: Path
@@ -295,8 +295,8 @@ def _next_stop(plan: Plan, reached: int) -> int:
 def _free_until(plan: Plan, target: int) -> int:
     """Return the update up to which people ask on while weights are trained.
 
-    When an update is served, people have already said enough for the next one. So before a score, the last update is
-    asked for batch by batch.
+    When an update is served, people have already said enough for the next one. So `programs.batches` makes the last
+    update before a score: it plans no more batches than are missing.
     """
     return target if plan.patient or plan.score_every is None else target - 1
 

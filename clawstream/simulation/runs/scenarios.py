@@ -55,7 +55,7 @@ class Scenario:
     hint_share: float  # the share of complaints that name the wanted style; the others only reject the answer
     num_scored: int
     num_scored_wordings: int | None = None  # how many of each person's wordings scored questions use; None: all
-    speaks_of_else: bool = False  # the first persona, of subjects that nothing is scored of
+    speaks_of_else: bool = False  # the first persona also speaks of subjects that are not scored
 
     def flipped(self, who: Persona) -> Persona:
         """The persona whose wish `who` takes over at a flip: the one before it in the list, for the first the last.
@@ -143,7 +143,7 @@ def _real(file: Path, num_scored: int) -> tuple[list[Problem], list[Problem]]:
 
 
 def _who(scenario: Scenario, problem: Problem) -> Persona:
-    """The persona that asks this problem: always the same one; each asks about as many."""
+    """The persona that asks this problem: always the same one; each asks nearly as many as the others."""
     return scenario.personas[_digest("who", problem) % len(scenario.personas)]
 
 
@@ -153,7 +153,7 @@ def _asked(scenario: Scenario, problem: Problem) -> dict[str, str]:
 
 
 def _of_else(scenario: Scenario) -> list[dict[str, str]]:
-    """Return what is asked that is no problem, and of which subject it is."""
+    """Return the requests about other subjects than problems, each with its subject."""
     who = scenario.personas[0].name
     return [
         {"persona": who, "question": request, "answer": "", "subject": name}
@@ -199,7 +199,7 @@ class ScenarioPrograms:
     attempts: int | None = None  # at each task, together a group; None: people talk, and there are no tasks
     batch_samples: int = 16
     unit: str = "updates"  # the unit in which a run counts its progress
-    updates: int = 16  # of a run, or of its people before the unrelated ones, if nobody names another number
+    updates: int = 16  # by default, without the `unrelated_updates`
     talkers: tuple[str, ...] = ()  # who talks one after the other; none: all in one stream
     unrelated_updates: int = 0  # of the last talker, who teaches nothing that is scored; 0: there is none
     scored_after: tuple[int, ...] = ()  # which updates of the last talker are scored beside their last
@@ -221,7 +221,7 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
         "student": _PEOPLE,
         "all": _PEOPLE,
         "blocks": replace(
-            # Who talks last makes the score, so that a control is compared as a method is.
+            # The last talker decides the score, so a control is compared like a method, not checked.
             _PEOPLE,
             updates=30,
             talkers=("student", "teacher", "ta"),
