@@ -21,7 +21,7 @@ from clawstream.conversation.messages import Message, is_ephemeral, meaning, nor
 from clawstream.errors import UnrenderableRequest
 from clawstream.events import TokenIds
 
-_SHAPING = ("tools", "tool_choice")  # options; chat_template_kwargs shape the text before each answer
+_SHAPING = ("tools", "tool_choice")  # options that shape a prompt's beginning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class EchoedAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Echoes:
-    """The answers of a history that can stand as sampled: all after the last one that can't."""
+    """The answers of a history that a prompt can hold as sampled: all after the last one that it can't."""
 
     found: tuple[EchoedAnswer, ...]
     unbroken: bool  # no other answer is in the history
@@ -141,7 +141,7 @@ class Request:
 
 
 class _Step(NamedTuple):
-    """An answer, and a digest of its echoed call ids, the messages up to the next answer and that one's template."""
+    """An answer, and a digest: of its echo's call ids, the messages behind it, and the next answer's template."""
 
     answer: ShownAnswer
     digest: bytes

@@ -50,7 +50,7 @@ class Teaches(NamedTuple):
 
 
 def teaches(answer: ExchangeCompleted, learns: LearnsFrom) -> Teaches:
-    """Return what a sample of the answer is of use for; for nothing where it gets none, whatever is said of it."""
+    """Return how the trainer can use a sample of the answer: not at all where the answer gets no sample."""
     if isinstance(mask(answer), RefusalReason):
         return Teaches(False, False)
     is_own = answer.sampling.of_the_policy
@@ -84,9 +84,9 @@ def second_looks(
     """Return the second looks that are due in a session.
 
     `turns` are its paired turns in topic order; `verdicts` and `hints` are of revision 0, `looks` of revision 1.
-    `taught_by` says of a turn what its answer can teach; None: the answer is not known yet. At each mark a session
-    without a sample that the trainer can use gets one more look, at a turn that a verdict would make such a sample of;
-    no turn gets two. Interrupted answers don't count here, since the settings decide whether they have samples.
+    `taught_by` says of a turn what its answer can teach; None: the answer is not known yet. A session that has no
+    usable sample at a mark gets one more look, at a turn whose sample a verdict would make usable. No turn gets two.
+    Interrupted answers don't count here, since the settings decide whether they have samples.
     """
     due: dict[str, SecondLook] = {}
     served: set[int] = set()

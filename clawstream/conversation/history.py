@@ -2,8 +2,8 @@
 
 The gateway writes what `shorten` returns, and every reader gets the same request back, byte for byte, by `whole`. Two
 requests are compared by the conversation's messages, and a user's message by each line that the person wrote: clients
-join messages of one role, drop some, and replace the first ones by a summary. Facts of a past life that a killed stage
-writes again don't count in the session's next life.
+join messages of one role, drop some, and replace the first ones by a summary. A killed stage may write events of a
+session's past life again: they don't count in its next life.
 """
 
 import operator
@@ -20,8 +20,8 @@ from clawstream.events.exchanges import RequestDelta
 from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, VerdictReached, VoteCast
 from clawstream.events.turns import TurnPaired, TurnsSettled
 
-WHOLE_EVERY = 32  # the longest chain of parents
-REMEMBERED_OVER = 1024  # ids; a restarted stage writes at most so many uncommitted facts again
+WHOLE_EVERY = 32  # a request and its chain of parents are at most so many requests
+REMEMBERED_OVER = 1024  # ids of past lives; a restarted stage writes fewer events than this a second time
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
@@ -67,7 +67,7 @@ def whole(delta: RequestDelta, known: Mapping[str, WholeRequest]) -> WholeReques
     """
     if delta.parent_exchange_id is None:
         if delta.options is None or delta.kept_messages or delta.kept_tokens:
-            raise UnusableExchange("a request without a parent keeps nothing and has options; this one does not")
+            raise UnusableExchange("a request without a parent has no options, or keeps messages or tokens of a parent")
         return WholeRequest(messages=delta.messages, token_ids=delta.token_ids, options=delta.options)
     parent = known.get(delta.parent_exchange_id)
     if parent is None:
@@ -105,7 +105,7 @@ def rebuild(exchange_id: str, deltas: Mapping[str, RequestDelta]) -> WholeReques
 
 
 def _joined(deltas: Sequence[RequestDelta], exchange_id: str) -> WholeRequest:
-    """Return the request of the first of `deltas`; each delta's parent is the next. Cut parts are not copied."""
+    """Return the request of the first of `deltas`; each delta's parent is the next. Only kept parts are copied."""
     options = whole(deltas[-1], {}).options
     num_messages = num_tokens = 0
     for delta in reversed(deltas):
@@ -152,7 +152,7 @@ def num_equal(left: Sequence[object], right: Sequence[object]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A unit of the conversation: a message, or a person's line of one, with the message's index in the request."""
+    """A unit of the conversation: a message, or one line of a person's message; `index` is the message's."""
 
     index: int
     message: Message
@@ -165,7 +165,7 @@ class Continued:
 
     last: int  # index in the history of the last message that the request had
     found: Said | None  # the first new unit; None: nothing is new
-    num_lines: int  # lines of `found`'s message that the request had: the client joined two messages
+    num_lines: int  # lines of `found`'s message that the request had already; not 0 where the client joined two
     exact: bool  # exactly the request's messages precede `found`
 
 
@@ -206,9 +206,9 @@ def left_of(before: Sequence[Said], now: Sequence[Said]) -> tuple[int, int]:
 
 
 def continued(asked: Sequence[bytes], history: Sequence[bytes]) -> Continued | None:
-    """Return how `history` goes on after the messages `asked`; None if it lacks the person's last message of these.
+    """Return how `history` goes on after the messages `asked`; None if it lacks the last user's message in `asked`.
 
-    The other messages may have been dropped, or replaced by a summary.
+    Other messages may have been dropped, or replaced by a summary.
     """
     same = num_equal(asked, history)
     before, now = said(asked, same), said(history, same)
@@ -252,7 +252,8 @@ def _without(message: Message, num_lines: int) -> Message:
     return {**message, "content": kept[0] if isinstance(content, str) else kept}
 
 
-Over = Mapping[str, None]  # ids of past lives' turns, and of exchanges they were settled after, the oldest first
+# Ids of the turns of past lives, and of the exchanges after which these turns were settled; the oldest first.
+Over = Mapping[str, None]
 
 
 _State = TypeVar("_State", bound=tuple[object, ...])

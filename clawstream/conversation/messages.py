@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from clawstream.errors import UnusableExchange
 
-# OpenClaw's frame around a person's words: their time, and behind the first ones where the client runs.
+# OpenClaw's frame around a person's words: the time before them and, after a session's first ones, where it runs.
 _TIME = re.compile(r"\A\s*\[\w{3} \d{4}-\d{2}-\d{2} \d{2}:\d{2}[^\]]*\]\s*")
 _RUNTIME = re.compile(r"(?:\A|\n)Runtime: agent=[^\n]*\s*\Z")
 _CONTEXT = re.compile(r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>.*?<<<END_OPENCLAW_INTERNAL_CONTEXT>>>", re.DOTALL)
@@ -33,7 +33,7 @@ _REMINDER = re.compile(
     r"^<system-reminder>(?:(?!\n<system-reminder>).)*?</system-reminder>[ \t]*$", re.DOTALL | re.MULTILINE
 )
 _COMMAND_TAG = re.compile(r"<command-(name|message|args)>((?:(?!<command-).)*?)</command-\1>\s*", re.DOTALL)
-# Prompts that the client writes itself, in the user's place, and what its later history has for them.
+# Prompts that the client writes itself in the user's role, and the texts that replace them in later histories.
 _HOUSEKEEPING = re.compile(
     r"\A(?:"
     r"Follow the heartbeat monitor scratch context"
@@ -69,7 +69,7 @@ _SUMMARY = re.compile(
     r"\A(?:The conversation history before this point was compacted into the following summary:"
     r"|This session is being continued from a previous conversation that ran out of context\.)"
 )
-# Clients' reports: OpenClaw's, then Codex's from its context on, then Claude Code's from an interruption on.
+# Clients' reports. Codex's begin at <environment_context>, Claude Code's at an interruption; OpenClaw's come first.
 _REPORT = re.compile(
     r"\A(?:"
     r"<turn_aborted>"
@@ -94,7 +94,7 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
 LONGEST_CYCLE_TOKENS = 64
 LOOP_TIMES = 4
 LOOP_TOKENS = 64
-LOOP_SHARE = 0.5  # of the answer; less, such as a table's rule, is no loop
+LOOP_SHARE = 0.5  # of the answer; a shorter repetition, such as the dashes of a table, is no loop
 
 
 class Author(StrEnum):
@@ -125,7 +125,7 @@ def written(text: str) -> MessagePiece | None:
 
 
 def _called(said: str) -> str:
-    """Return a command as the person typed it, and the text after it; for a command without words only that text."""
+    """Return a command as the person typed it, and the text after it; without arguments, only the text after it."""
     tags = {match[1]: match[2].strip() for match in _COMMAND_TAG.finditer(said)}
     typed = f"{tags.get('name', '')} {tags['args']}" if tags.get("args") else ""
     return f"{typed}\n{_COMMAND_TAG.sub('', said)}".strip()
@@ -256,7 +256,7 @@ def tool_calls_of(message: Message) -> tuple[ComparableCall, ...]:
 
 
 def normal_call_id(call_id: str) -> str:
-    """Return a tool call's id in the form that clients' rewriting leaves equal: `call_1` and `call1` are one."""
+    """Return a tool call's id without the characters that clients rewrite: `call_1` and `call1` are one."""
     return _NOT_IN_IDS.sub("", call_id)
 
 
@@ -343,7 +343,10 @@ def _is_aside(before: Sequence[bytes]) -> bool:
 
 
 def loops(token_ids: Sequence[int]) -> bool:
-    """Return whether at least half of an answer, at its end, is one cycle of tokens, four times or more."""
+    """Return whether the answer ends in one cycle of tokens, repeated at least four times.
+
+    The repetitions fill at least half of the answer, and 64 tokens.
+    """
     least = max(LOOP_TOKENS, math.ceil(len(token_ids) * LOOP_SHARE))
     for cycle in range(1, min(LONGEST_CYCLE_TOKENS, len(token_ids) // LOOP_TIMES) + 1):
         begin = len(token_ids) - cycle
