@@ -55,7 +55,7 @@ MAX_ALIKE = 32  # how many of the newest equal answers are compared with a chang
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """The answer is the message at `index`, or was cut off behind it and left out; the next state follows."""
+    """The answer is the message at `index`; or it was cut off and left out, and `index` is the message before it."""
 
     index: int
     exact: bool = True  # exactly the messages of the answered request precede the answer
@@ -254,7 +254,7 @@ def observe(
 
     An exchange seen before changes nothing. A side turn decides nothing: it is kept only as a parent of later requests.
     A failed exchange decides like any other; its own answer is pending only if the client got a part of it. A request
-    with an unknown parent decides nothing, but its own answer is pending like any other.
+    with an unknown parent decides nothing, and its own answer is pending only if it is complete.
     """
     if session is not None and arrived.exchange_id in session.requests:
         return Step(session)
