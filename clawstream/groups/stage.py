@@ -1,7 +1,7 @@
-"""The two folds of the groups stage: samples -> trajectories that ended, and those -> advantages.
+"""The two folds of the groups stage: samples -> attempts that ended (trajectories), trajectories -> advantages.
 
-The wait for a group's attempts is measured by the clock of attempts' ends (`ended_at_ms`). That clock stands still
-while this stage or an earlier one is down, so no attempt is late for that reason.
+The wait for a group's attempts is measured by a clock that each attempt's `ended_at_ms` sets. That clock stands still
+while this stage is down, so no attempt is late for that reason.
 """
 
 from collections.abc import Sequence

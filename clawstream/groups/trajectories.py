@@ -267,7 +267,7 @@ def settle(group: GroupState | None, event: Event, weights: RewardWeights) -> St
 
 
 def wait(group: GroupState, now_ms: int, wait_s: float) -> Step[GroupState, None]:
-    """Say once that unfinished attempts are no longer waited for; `now_ms` is by the clock that dates their ends."""
+    """Say once that unfinished attempts are no longer waited for; `now_ms` is by the clock of `ended_at_ms`."""
     if group.settled or group.waited or now_ms - group.first_at_ms < wait_s * 1000:
         return Step(group)
     return Step(group._replace(waited=True), [GroupWaited(group_id=group.group_id, wait_s=wait_s)])
@@ -302,14 +302,14 @@ def _attempt_ended(group: GroupState, event: TrajectoryEnded, weights: RewardWei
 
 
 def _is_complete(group: GroupState) -> bool:
-    """Return whether all attempts that the group is to have have ended with an outcome."""
+    """Return whether as many attempts as the group's size have ended, each with an outcome."""
     sizes = [ended.group_size for ended in group.ended.values() if ended.group_size is not None]
     whole = bool(sizes) and len(group.ended) >= max(sizes)
     return whole and all(ended.outcome is not None for ended in group.ended.values())
 
 
 def settled_at_once(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> list[GroupSettled]:
-    """Return the settlement of each group, in the order of ids, where every attempt that there will be has ended."""
+    """Return the settlement of each group, in the order of ids; no further attempt is to come after `ended`."""
     groups: dict[str, GroupState] = {}
     for one in sorted(ended, key=lambda one: (one.group_id, one.ended_at_ms, one.trajectory_id)):
         group = groups.get(one.group_id) or GroupState(one.group_id, one.ended_at_ms)
