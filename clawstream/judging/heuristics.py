@@ -40,7 +40,7 @@ class FinishedTurn:
 
 
 class Heuristic(NamedTuple):
-    """A function that scores a turn from -1 to 1, None for no opinion; the log has its name."""
+    """A function that scores a turn from -1 to 1, or None for no opinion, and the name that the log has for it."""
 
     name: str
     score: Callable[[FinishedTurn], float | None]
@@ -66,9 +66,9 @@ class DueTurn(NamedTuple):
 
     paired: TurnPaired
     messages: tuple[bytes, ...]  # of the request that shows it
-    at_ms: int  # when that came
-    asked: tuple[bytes, ...] = ()  # the request of an interrupted answer
-    part: bytes | None = None  # the part of it that the client got
+    at_ms: int  # when that request came
+    asked: tuple[bytes, ...] = ()  # of an interrupted answer: the messages that it answers
+    part: bytes | None = None  # of an interrupted answer: the part that the client got
 
 
 def observe(session: Watched | None, event: Event) -> Step[Watched, DueTurn]:

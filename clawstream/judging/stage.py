@@ -61,7 +61,8 @@ def judging_stage(
 def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast, None]:
     """Return the stage that asks no judge and concludes from the votes on the log, of all judges or of `only` one.
 
-    Each judge's votes are counted separately. The other topics are read only so that votes are kept as long as live.
+    Each judge's votes are counted separately. The other topics are read only so that this stage keeps a session's votes
+    as long as the live stage does.
     """
     rules = _rules(settings)
 

@@ -129,7 +129,7 @@ Cast = Mapping[VoteKey, Mapping[int, VoteCast]]  # a session's votes by key and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VotingRules:
-    """The votes on each question, the readable votes that a score needs, and the offers that a hint needs."""
+    """How many votes each question gets, how many readable ones a score needs, and how many offers a hint needs."""
 
     num_votes: int
     quorum: int
@@ -333,7 +333,7 @@ def _questions(session: JudgingState, look: _TurnToAsk) -> list[tuple[Question, 
 
 
 def _rest(session: JudgingState) -> JudgingState:
-    """Return the state still needed: of a session that is done and judged, ids and what came after its end."""
+    """Return the state; of a session that is done and judged, only its ids and what came after its end."""
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
         return session
