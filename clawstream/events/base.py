@@ -60,7 +60,7 @@ class SessionEvent(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEvent(Event):
-    """A fact about one policy, which is the model that is trained. Its versions are 0, the base, 1, 2, .."""
+    """A fact about one policy, the model that is trained. Its versions are 0 (the base), 1, 2, .."""
 
     policy_id: str
 

@@ -55,7 +55,7 @@ class ReplayStarted(ReplayEvent):
     off_distribution: OffDistribution
     reward_weights: RewardWeights
     hint_quorum: int
-    teacher: str | None = None  # the engine whose recorded scores hints count by; None: the trainer scores itself
+    teacher: str | None = None  # the engine whose recorded log-probs weigh hints; None: the trainer computes them
     heuristic_function: str | None = None  # scores turns, besides the scores on the log; None: no function is used
     learns: LearnsFrom = EVERYTHING  # a session without any of it gets a second look
     judged: bool = True  # False: no judge votes, so that feedback waits for none

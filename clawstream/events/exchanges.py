@@ -122,7 +122,7 @@ class _ExchangeEvent(SessionEvent):
 
     exchange_id: str  # also the OpenAI response id, less its "chatcmpl-"
     turn_type: TurnType
-    client: str  # the client profile that told session and turn type: "openclaw", "headers", "history", ...
+    client: str  # the client profile by which session and turn type were found: "openclaw", "headers", "history", ...
     key_name: str | None  # the name of the API key that the request had; None: the gateway asks for no keys
     model: str  # as the client named it
     request: RequestDelta

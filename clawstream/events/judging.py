@@ -29,7 +29,7 @@ class VoteStatus(StrEnum):
 
     READABLE = "readable"
     UNREADABLE = "unreadable"  # a reply arrived without a readable verdict
-    FAILED = "failed"  # no reply arrived before the deadline
+    FAILED = "failed"  # no reply arrived before the deadline, or the judge refused the request
 
 
 class VerdictStatus(StrEnum):
@@ -55,7 +55,7 @@ class TeacherStatus(StrEnum):
 
     SCORED = "scored"
     REFUSED = "refused"  # an engine will not score the answer, however often it is asked: it is too long, for example
-    FAILED = "failed"  # no teacher answered before the deadline, or no policy engine kept one version all the while
+    FAILED = "failed"  # no teacher answered before the deadline, or each policy engine changed its version meanwhile
 
 
 class FeedbackSource(StrEnum):

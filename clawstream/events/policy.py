@@ -67,7 +67,7 @@ class BatchPlanned(_VersionEvent):
     settings: bytes  # the training settings, as JSON
     planned_at_ms: int  # since the epoch, UTC
     replay: str | None = None  # the replay that made the samples; None: they are the live ones
-    rollback: int | None = None  # the rollback's number, where this plan is one and so has no samples; None: it is none
+    rollback: int | None = None  # the number of the rollback that this plan carries out, without samples; None: none
     turns: tuple[PlannedTurn, ...]  # of the samples, in their order
     advantages: tuple[float, ...] | None = None  # of the samples, in their order; None: computed from the rewards
 
@@ -95,7 +95,7 @@ class StepTaken(_VersionEvent):
     entropy_nats: float | None = None  # the policy's, the mean over trained tokens; None: there were no such tokens
     behaviour_kl_nats: float | None = None  # mean of behaviour less old log-prob: how far engine and trainer differ
     mean_response_tokens: float | None = None  # of the answers trained on
-    weights_changed_share: float | None = None  # the share of published numbers that changed; None: no step was taken
+    weights_changed_share: float | None = None  # of the published weights; None: no optimizer step was taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ class OffDistribution(StrEnum):
 
     REFUSE = "refuse"
     HINT_ONLY = "hint_only"  # it becomes a sample without a reward
-    GATEWAY_OVERRIDE = "gateway_override"  # as `refuse`, and the gateway changes the sampling so that there are none
+    GATEWAY_OVERRIDE = "gateway_override"  # as `refuse`; the gateway also changes the sampling, so none comes about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class RewardWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnsFrom:
-    """What the trainer can use, as its method and the weights of rewards say; the rest is recorded alone."""
+    """What the trainer can use, as its method and the weights of rewards say; the rest is only recorded."""
 
     verdicts: bool = True  # judges' verdicts of -1 or 1
     hints: bool = True
@@ -114,7 +114,7 @@ class SampleAssembled(SessionEvent):
     teacher: str | None = None  # the engine that scored as the teacher; None: the trainer scores with its own weights
     teacher_logprobs: LogProbs | None = None  # of the response after the hinted prompt, at temperature 1
     student_logprobs: LogProbs | None = None  # by the policy's engine after the prompt, at temperature 1
-    student_version: int | None = None  # the version that those are of; None exactly when the three fields above are
+    student_version: int | None = None  # of `student_logprobs`; None exactly when the three fields above are
     group_id: str | None = None  # the task that its session is an attempt at; None: it belongs to no group
     step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
     refreshed_id: str | None = None  # the refreshed answer that this is a sample of; None: of the turn's own answer
