@@ -89,8 +89,8 @@ class Settings(BaseSettings):
             why = f"hints have no weight under training.method = {method!r} with w_opd = {self.training.w_opd:g}"
         else:
             why = (
-                f"training.method = {method!r} weighs hints, whatever w_topk is, by log-probs of tokens, and these "
-                "tokens were not drawn by those"
+                f"training.method = {method!r} weighs hints, whatever w_topk is, by log-probs of sampled tokens, and "
+                "such answers' tokens were drawn with other probabilities"
             )
         raise ValueError(
             f"samples.off_distribution = 'hint_only' lets hints count where rewards don't, and {why}: say 'refuse' or "

@@ -1,4 +1,4 @@
-"""The sections of the settings, but those of training.py: what each key is, and which combinations are refused."""
+"""The sections of the settings, except those in training.py: what each key is, and which combinations are refused."""
 
 import re
 from pathlib import Path
@@ -128,7 +128,9 @@ class GatewaySettings(Section):
         None, ge=1, description="where the client names no limit; none: what the context leaves"
     )
     default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
-    spool_bytes: int = Field(2**30, ge=2**16, description="may wait on disk for Kafka; above it requests are a 503")
+    spool_bytes: int = Field(
+        2**30, ge=2**16, description="of exchanges that wait on disk for Kafka; above it requests get a 503"
+    )
 
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "GatewaySettings":
@@ -197,7 +199,8 @@ class WeightsSettings(Section):
     )
     url: str | None = Field(
         None,
-        description="of a trainer elsewhere, which offers them; `up` starts none then; none: engines read its disk",
+        description="address at which a trainer elsewhere offers versions; `up` then starts no trainer; none: engines "
+        "read the trainer's disk",
     )
     api_key: SecretStr | None = Field(None, description="of the offer, the same on both machines")
 

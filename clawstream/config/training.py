@@ -42,7 +42,7 @@ class RewardsSettings(Section):
     """How much each source counts in a sample's reward: the weighted sum of those that count, -1 to 1."""
 
     judge: float = Field(
-        1.0, ge=0, description="0: it is recorded alone, as with all four; so is a guess where a person scored"
+        1.0, ge=0, description="of verdicts; 0: recorded only, as for all four; where a person scored: recorded only"
     )
     person: float = Field(
         1.0, ge=0, description="of thumbs and scores that people give, in place of judge and heuristic"
@@ -51,7 +51,7 @@ class RewardsSettings(Section):
     heuristic: float = Field(1.0, ge=0, description="of heuristic_function's scores")
     heuristic_function: str | None = Field(
         None,
-        description="an entry point of the group clawstream.heuristics that scores finished turns; none: none does",
+        description="an entry point of the group clawstream.heuristics that scores finished turns; none: no function",
     )
 
     @property
@@ -71,14 +71,16 @@ class TrainingSettings(Section):
         le=7 * 86_400,  # an attempt is forgotten after that
         description="how long a group waits, after its first attempt ended, for the others to end and for outcomes",
     )
-    max_versions_behind: int | None = Field(None, ge=0, description="samples further behind are dropped; none: none is")
+    max_versions_behind: int | None = Field(
+        None, ge=0, description="samples further behind are dropped; none: no sample is"
+    )
     late: Literal["record", "refresh"] = Field(
         "record",
         description="what becomes of a sample that comes after its turn was trained on: record keeps it on the log; "
-        "with refresh, where it has a hint, the policy answers its prompt again, unseen, and that answer is trained on",
+        "with refresh, where it has a hint, the policy answers its prompt again, shown to nobody, and trains on that",
     )
     answers_per_hint: int = Field(
-        1, ge=1, le=64, description="the turn's own included; the policy gives the others unseen"
+        1, ge=1, le=64, description="answers that a hint scores, the turn's own included; nobody is shown the others"
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(
@@ -108,7 +110,7 @@ class TrainingSettings(Section):
     trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
     tensor_parallel: int = Field(
-        1, ge=1, description="megatron: processes that share each matrix, and the tokens in between"
+        1, ge=1, description="megatron: processes that share each matrix, and between matrices the tokens"
     )
     pipeline_parallel: int = Field(1, ge=1, description="megatron: processes that have the layers one after the other")
     micro_batch_tokens: int = Field(16_384, ge=64, description="in a pass; a beginning that answers share counts once")
@@ -118,7 +120,7 @@ class TrainingSettings(Section):
         description="of matrix products; weights, sums of their gradients, optimizer and log-softmax are float32",
     )
     keep_checkpoints: int = Field(5, ge=1, description="newest versions that a rollback reaches, beside pinned ones")
-    seed: int = Field(0, description="of an adapter's first weights, and of what the gate has a policy write")
+    seed: int = Field(0, description="of an adapter's first weights, and of the answers that the gate samples")
     save_dir: Path | None = Field(None, description="where versions are kept; none: in the data folder")
 
     @model_validator(mode="after")
@@ -139,7 +141,7 @@ class TrainingSettings(Section):
             raise ValueError(
                 f"w_topk = {self.w_topk:g} adds the teacher's whole distribution to the gaps at sampled tokens, and "
                 f"method = {self.method!r}, teacher = {self.teacher!r}, w_opd = {self.w_opd:g} do not "
-                "have both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
+                "use both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
             )
         if self.by_engine and self.method == "topk":
             raise ValueError(
