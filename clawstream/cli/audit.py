@@ -63,10 +63,14 @@ def rebuild(
     context: typer.Context,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the old tables in a schema of their own.")] = False,
     forget_expired: Annotated[
-        bool, typer.Option("--forget-expired", help="Go on where the log has lost its beginning; rows of it are lost.")
+        bool,
+        typer.Option("--forget-expired", help="Go on where the log has lost its beginning; that part's rows are lost."),
     ] = False,
     trust_log: Annotated[
-        bool, typer.Option("--trust-log", help="Go on where the log contradicts the books; the old tables are kept.")
+        bool,
+        typer.Option(
+            "--trust-log", help="Go on where the log contradicts recorded offsets or hashes; keep the old tables."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -156,8 +160,8 @@ def _show(found: "Audit") -> None:
     if found.answers_without_outcome:
         facts.add_row(
             "answers without an outcome",
-            f"{found.answers_without_outcome:,}: a later answer of their session came, or a day, and no turn or orphan "
-            f"says what became of them. For example {', '.join(found.without_outcome[:3])}",
+            f"{found.answers_without_outcome:,}: their session has a later answer, or a day has passed, and no turn or "
+            f"orphan says what became of them. For example {', '.join(found.without_outcome[:3])}",
         )
     for book in found.overruled:
         facts.add_row(

@@ -45,7 +45,7 @@ def feedback(
     typer.echo(f"recorded: {what} {turn}")
     if hint is not None and not given["hint"]:
         Console(stderr=True).print(
-            "the words are recorded alone: a hint has more than ten characters, and no score above 0 beside it",
+            "the words are recorded, and teach nothing: a hint has more than ten characters, and no score above 0",
             soft_wrap=True,
         )
 
@@ -79,7 +79,7 @@ def _refusal(base_url: str, status: int, said: str) -> ConfigError | PartUnavail
         return ConfigError(f"{base_url}: {why} Nothing was recorded. Name a key in force with --key")
     if status == 404:
         return ConfigError(
-            f"{base_url}: {why} Here that is --session; the column session_id of the table exchanges says which"
+            f"{base_url}: {why} Name the session with --session; the column session_id of the table exchanges has it"
         )
     if status >= 500:
         return PartUnavailable(f"{base_url}: {why}")

@@ -86,7 +86,7 @@ def _without(text: str, above: _Value, member: _Member) -> str:
     lead = text[member.before_end : member.start]
     trail = re.match(r"\s*", text[end:])
     assert trail is not None
-    # Where only the space before it ends a line, a comment there would swallow what comes after.
+    # A line end that stands only before the member stays: else a comment there would swallow what comes after.
     start = member.start if "\n" in lead and "\n" not in trail[0] else member.before_end
     number = members.index(member)
     if member.comma_end is not None or number == 0:

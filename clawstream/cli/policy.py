@@ -211,7 +211,7 @@ def _versions_and_pins(settings: Settings) -> "tuple[dict[int, VersionFacts], fr
 
 
 def _ask(settings: Settings, asking: "Callable[[dict[int, VersionFacts], Sequence[PolicyEvent]], Asked]") -> "Asked":
-    """Put on the log what `asking` makes of the policy's versions and of what was asked of it before."""
+    """Append the event that `asking` returns for the policy's versions and the operators' earlier orders."""
 
     async def main(log: "KafkaLog") -> "Asked":
         event = asking(*await _both(settings, log))

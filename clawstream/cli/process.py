@@ -171,7 +171,7 @@ async def leave_what_is_loaded(_url: str) -> None:
     """Exempt the objects loaded so far, half a million, from garbage collection, and make it less frequent."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)  # requests leave almost no cycles; searching for them cost 4 %
+    gc.set_threshold(20_000, 20, 20)  # requests leave almost no cycles, and the search for them costs time
 
 
 def hide_torch() -> None:

@@ -1,4 +1,4 @@
-"""`clawstream replay`: reads the log again, with the votes that were cast or another judge's; live topics stay."""
+"""`clawstream replay`: reads the log again, with the votes on it or a judge's new ones; live topics do not change."""
 
 import asyncio
 import json
@@ -49,20 +49,20 @@ Name = Annotated[str, typer.Argument(help="A replay, as `replay list` has it.")]
 @replay.command()
 def start(
     context: typer.Context,
-    name: Annotated[str, typer.Option(help="Of the replay and its topics; one that was begun is finished.")],
+    name: Annotated[str, typer.Option(help="Of the replay and its topics; one that was begun goes on.")],
     since: Annotated[str | None, typer.Option("--from", help="An offset, 90s, 5m, 2h, 1d ago, or an ISO time.")] = None,
     until: Annotated[str | None, typer.Option("--to", help="The same; without it, where the log ends now.")] = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
     votes_from: Annotated[VotesFrom, typer.Option(help="Votes as they were cast, or a judge's new ones.")] = (
         VotesFrom.LOG
     ),
-    judge: Annotated[str | None, typer.Option(metavar="URL", help="Asked, or the one whose votes alone count.")] = None,
+    judge: Annotated[str | None, typer.Option(metavar="URL", help="Whom to ask, or whose votes alone count.")] = None,
     judge_model: Annotated[str | None, typer.Option(help="In place of judge.model.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes; without it, one for each core.")] = None,
     rate: Annotated[float | None, typer.Option(min=0.1, help="Exchanges a second at most.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read frozen ranges of the log again, fold them as the stages do, and write the results to topics of its own.
+    """Read frozen ranges of the log again, fold them as the stages do, and write the results to the replay's topics.
 
     A replay that was killed can be started again under its name. It then reads the range of its first run from the
     beginning, with the same results; new votes that had arrived are on its topic, and are not asked for again.

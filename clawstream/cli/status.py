@@ -88,7 +88,7 @@ async def _ask(settings: Settings, addresses: "Addresses | None") -> "Status":
 
 
 def _judge(settings: Settings, found: "Status") -> "JudgeReachability | None":
-    """Return what is known last of the judge, by the log or by the stage that asks it here."""
+    """Return the newest that is known of the judge, from the log or from this machine's judging stage."""
     from clawstream.inference.judge_client import name_of
     from clawstream.local.running import judge_of
     from clawstream.monitoring.alarm import newest

@@ -97,7 +97,7 @@ def passwords(
     if found:
         raise OperatorError(
             f"{folder} has {found[0]} already, and nothing was written: broker and stages have to know the same "
-            "passwords. For new ones of all take the old files away, and start everything anew afterwards"
+            "passwords. To replace all of them, remove the old files, and restart everything afterwards"
         )
     for name, text in made.items():
         write_private(folder / name, text)

@@ -107,12 +107,12 @@ async def test_a_past_answer_is_annotated_from_a_shell(gateway: RunningGateway, 
         (turn_id, None, "Show the steps."),
     ]
     praised = await said(turn_id, "--score", "1", "--hint", "Show the steps.")
-    assert "the words are recorded alone" in praised.stderr
+    assert "the words are recorded, and teach nothing" in praised.stderr
     older = await said(UNKNOWN, "--score", "1", "--session", "s7")
     assert older.exit_code == 0
     for refused, words in (
         (await said(turn_id), "nothing is said of the answer"),
-        (await said(UNKNOWN, "--score", "1"), "Here that is --session"),
+        (await said(UNKNOWN, "--score", "1"), "Name the session with --session"),
         (await said(turn_id, "--score", "1", url="http://127.0.0.1:9"), "no gateway answers at http://127.0.0.1:9/v1"),
     ):
         assert isinstance(refused.exception, OperatorError)
