@@ -1,10 +1,10 @@
-"""Refuses runs whose people can't change when they should: who talks, or what is wanted."""
+"""Refuses runs in which people, or what they want, could not change at the update that was asked for."""
 
 from clawstream.errors import ConfigError
 
 
 def refuse_blocks(scenario: str, updates: int, *, hurry: bool, answers: int) -> None:
-    """Raise ConfigError where the people of a scenario come one after the other, and no update would be between two."""
+    """Raise ConfigError where people come one after the other and could not change at the end of a given update."""
     from clawstream.simulation.runs.scenarios import CASTS
 
     cast = CASTS[scenario]
@@ -18,13 +18,13 @@ def refuse_blocks(scenario: str, updates: int, *, hurry: bool, answers: int) -> 
     options = (("--hurry", hurry), (f"--answers-per-hint {answers}", answers > 1))
     if said := [option for option, is_said in options if is_said]:
         raise ConfigError(
-            f"{', '.join(said)}: with --scenario {scenario} the next people come after a certain update, which may be "
-            "passed before. Nothing was run. Leave it out"
+            f"{', '.join(said)}: with --scenario {scenario} the next people come after a given update, and this option "
+            "lets the policy pass that update before they come. Nothing was run. Leave it out"
         )
 
 
 def refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool, controls: str, answers: int) -> None:
-    """Raise ConfigError where nobody could change their mind after that update, or nothing would be told of it."""
+    """Raise ConfigError where nobody could change their mind after that update, or the change could not be measured."""
     if after is None:
         return
     if scenario != "all":
@@ -48,6 +48,6 @@ def refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool, 
         )
     if controls:
         raise ConfigError(
-            f"--flip-after {after}: --controls {controls} is held against its method at the last update, by when the "
-            "method need not have learned anew. Nothing was run. Run controls without a flip"
+            f"--flip-after {after}: --controls {controls} is compared with its method at the last update, and the "
+            "method may not have learned the new wishes by then. Nothing was run. Run controls without a flip"
         )

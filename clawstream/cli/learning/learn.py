@@ -84,8 +84,8 @@ def learn(
     updates: Annotated[
         int | None,
         typer.Option(
-            help="Weight updates of each run, by default 16; of blocks in all, by default 30; of unrelated before the "
-            "last four; of agents: rounds, of 96 steps each.",
+            help="Weight updates of each run, by default 16; with blocks, of all blocks together, by default 30; with "
+            "unrelated, without the last four; with tools, rounds of 96 steps.",
             min=1,
         ),
     ] = None,
@@ -115,14 +115,14 @@ def learn(
     score_at: Annotated[
         str | None,
         typer.Option(
-            help="After which updates; by default 0, half way (of blocks in each) and the last, of 32 or more every "
-            "8th. Where people change their version is scored, too."
+            help="After which updates; by default 0, half of them (with blocks, half of each block) and the last; with "
+            "32 or more, every 8th. The version at which people change is scored, too."
         ),
     ] = None,
     controls: Annotated[
         str,
         typer.Option(
-            help="Control runs, in which people are not heard (coin: only hints): shuffled, coin, frozen, with commas."
+            help="Control runs, in which people are not heard (coin: hints are): shuffled, coin, frozen, with commas."
         ),
     ] = "",
     problems: Annotated[
@@ -252,7 +252,7 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
     console = Console(stderr=True)
     with waiting(console) as say:
         reference = await grid.reference(flips=cells[0].flip_after is not None, say=say)
-    for what, of in (("scores", reference), ("by the wishes after the flip scores", reference.flipped)):
+    for what, of in (("scores", reference), ("scores, by the wishes after the flip,", reference.flipped)):
         if of is not None:
             console.print(f"the base {what} {of.baseline.score:.2f}, with the hint {of.ceiling.score:.2f}")
     with shown(console, cells[0].updates, CASTS[cells[0].scenario].unit) as tell:
@@ -330,8 +330,8 @@ def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_o
     drawn = [control.value for control in controls if control.value != "frozen"]
     if drawn and settings.judge.url is not None:
         raise ConfigError(
-            f"--controls {','.join(drawn)}: with --base own the judge at judge.url is asked, and its verdicts are what "
-            "it says. Nothing was run. Take frozen, or take judge.url out"
+            f"--controls {','.join(drawn)}: these replace what a judge says, and with --base own the judge at "
+            "judge.url is asked. Nothing was run. Take frozen, or take judge.url out"
         )
 
 

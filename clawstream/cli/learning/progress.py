@@ -139,8 +139,8 @@ def show(tables: Sequence[Table]) -> None:
 def _scores(curves: list[Curve], reference: Reference) -> Table:
     problems = reference.baseline.num_problems
     table = Table(
-        title=f"Right and as wanted, of {problems} held-out problems: mean over seeds (95 %; after 0 over problems), "
-        "share of the ceiling",
+        title=f"Right and as wanted, of {problems} held-out problems: mean over seeds (95 % interval; that of update 0 "
+        "is over problems), share of the ceiling",
         title_justify="left",
     )
     updates = sorted({point.update for curve in curves for point in curve.points})

@@ -36,7 +36,7 @@ from tests.unit.simulation.outcomes import FLIPPED, REFERENCE, block_row, failed
             "--flip-after 8: with --scenario student there is nobody to exchange wishes with. Nothing was run",
         ),
         (["--flip-after", "8", "--hurry"], "--flip-after 8: people who ask on all the time"),
-        (["--flip-after", "8", "--controls", "coin"], "--flip-after 8: --controls coin is held against its method"),
+        (["--flip-after", "8", "--controls", "coin"], "--flip-after 8: --controls coin is compared with its method"),
         (["--json", "nowhere/learn.json"], "--json nowhere/learn.json: there is no folder"),
         (["--folder", "runs", "--json", "runs/learn.json", "--methods", "guess"], "--methods guess"),
         (["--plot", "nowhere/learn.png"], "--plot nowhere/learn.png: there is no folder"),
