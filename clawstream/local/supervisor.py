@@ -1,7 +1,7 @@
 """All parts of one installation as child processes, and its own servers: started in order, restarted, stopped together.
 
-A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone. A part that stopped
-until a person has looked stays down, and the others go on.
+A child never outlives its supervisor, and a Ctrl-C in the terminal reaches the supervisor alone. A part that a person
+has to look at stays down, and the others go on.
 """
 
 import asyncio
