@@ -25,7 +25,7 @@ from clawstream.local.engine.sampling import draw, scaled_logprobs, shaped, top_
 # Prompt tokens that a step may compute: many when no job waits for a token, few while jobs stream.
 IDLE_PREFILL_TOKENS = 8192
 BUSY_PREFILL_TOKENS = 512
-# Pairs of a token and an earlier one that a step may compute: in a long prompt it is the pairs that take the time.
+# Pairs of a token and an earlier one that a step may compute: in a long prompt the pairs take most of the time.
 IDLE_PREFILL_PAIRS = 1 << 21
 BUSY_PREFILL_PAIRS = 1 << 19
 _LEAST_PIECE_TOKENS = 16  # so that a long prompt gets finished although new short ones keep coming

@@ -61,7 +61,11 @@ class ForwardPass:
 
 
 def plan_step(kv: KvRows, decode_lengths: Sequence[int], prefills: Sequence[tuple[int, int, int]]) -> ForwardPass:
-    """Return the step: row r < B has decode_lengths[r] keys (the new one too), then (row, past, count) segments."""
+    """Return the step: one token for each decoding row, then a segment of prompt for each of `prefills`.
+
+    `decode_lengths[r]` is how many keys row r has, the new one included. A prefill is (row, past, count): `count`
+    tokens of prompt behind the `past` that the row holds.
+    """
     capacity = kv.capacity_tokens
     write = [row * capacity + length - 1 for row, length in enumerate(decode_lengths)]
     segments = []
