@@ -96,10 +96,9 @@ _DATA, _NEW_DATA = "data", "data.new"
 
 
 class EmbeddedKafka(EmbeddedServer):
-    """A broker on `data_dir`.
+    """A broker on `data_dir`. Clients need the password in its folder, unless it is `open_to_all` on this machine.
 
-    Clients need the password in its folder, unless it is
-    `open_to_all` on this machine. Raises PartUnavailable with the end of the broker's log if it does not get ready.
+    Raises PartUnavailable with the end of the broker's log if it does not get ready.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ die_with_parent = watcher.signal_at_parents_death(signal.SIGKILL)
 async def start_child(
     command: Sequence[str], *, log: Path, piped: bool = False, environment: Mapping[str, str] | None = None
 ) -> asyncio.subprocess.Process:
-    """Start a child with its words in `log`. If `piped`, it is told things on its stdin and heard on its stdout.
+    """Start a child that writes to `log`. If `piped`, the caller writes to its stdin and reads its stdout instead.
 
     It has a session of its own: a Ctrl-C at the terminal reaches its starter alone, which ends it by `end_child`.
     """
@@ -61,7 +61,7 @@ async def start_child(
 
 
 async def end_child(process: asyncio.subprocess.Process, within_s: float) -> bool:
-    """End the child and what it left behind, by force after `within_s`; return whether it needed none.
+    """End the child and what it left behind, by force after `within_s`; return whether it ended without force.
 
     A child that has ended by itself is left alone: its id may be another process' by now.
     """
@@ -194,7 +194,7 @@ class EmbeddedServer(ABC):
     def __enter__(self) -> Self: ...
 
     def restart(self) -> None:
-        """Start a server that ended on the same data and port; raises PartUnavailable as the first start does."""
+        """Start an ended server again, on the same data and port; raises PartUnavailable as the first start does."""
         self.__exit__(None, None, None)  # lets go of what is left of it
         self.__enter__()
 
@@ -233,7 +233,7 @@ def _problems(page: str) -> str:
 
 @contextmanager
 def reserved(port: int | None = None, *, setting: str | None = None) -> Iterator[int]:
-    """Keep a free port, or `port`, for a server that binds with SO_REUSEADDR, as nearly all do, and from all others.
+    """Keep a free port, or `port`, for a server that binds with SO_REUSEADDR, as nearly all do; nobody else gets it.
 
     Connections in TIME_WAIT of a server that has just ended do not matter. Raises PartUnavailable where the port can't
     be had, naming the `setting` that asks for it.
@@ -276,8 +276,8 @@ def reserved_again(folder: Path, port: int | None = None) -> Iterator[int]:
 def _bound(port: int) -> socket.socket:
     """Return a socket on the port that a server can share.
 
-    It is first bound without sharing, so that it gets no port that another process has bound. Only where that fails for
-    a port asked for by number, it is bound so that only a listener keeps it out.
+    It is first bound without SO_REUSEADDR, so that it gets no port that another process has bound. If that fails, it is
+    bound with SO_REUSEADDR: then only a process that listens on the port keeps it out.
     """
     for sharing in (False, True):
         keeper = socket.socket()

@@ -66,7 +66,7 @@ def _end(server: "subprocess.Popen[bytes]", stop_signal: int, grace_s: float) ->
         server.wait(grace_s)
     except subprocess.TimeoutExpired:
         print(f"watcher: no end within {grace_s:g} s of signal {stop_signal}; killing {server.pid}", file=sys.stderr)
-    with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group of zombies
+    with suppress(ProcessLookupError, PermissionError):  # macOS raises the second for a group of zombies
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
 
