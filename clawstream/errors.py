@@ -112,7 +112,7 @@ class UnrenderableRequest(ClawstreamError):
 
 
 class TryLater(ClawstreamError):
-    """A peer refused, failed or did not answer in time; a later call may succeed. Uncaught, it ends with code 2."""
+    """A peer refused, failed or did not answer in time; a later call may succeed. Uncaught, a command exits with 2."""
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)

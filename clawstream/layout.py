@@ -1,7 +1,8 @@
 """Tables on terminals of any width: no word is ever split, so an id that a person copies is whole.
 
 A column is at least as wide as its widest word. Where the terminal has no room for that, each cell of a row is printed
-on a line of its own; the terminal wraps that line, and it is copied in one piece. In a file a table has any width.
+on a line of its own; the terminal wraps that line, and it is copied in one piece. A table that is printed to a file is
+as wide as it needs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
