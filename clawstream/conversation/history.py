@@ -21,7 +21,7 @@ from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, Verd
 from clawstream.events.turns import TurnPaired, TurnsSettled
 
 WHOLE_EVERY = 32  # a request and its chain of parents are at most so many requests
-REMEMBERED_OVER = 1024  # ids of past lives; a restarted stage writes fewer events than this a second time
+REMEMBERED_OVER = 1024  # ids of past lives; a restarted stage writes at most so many events again
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
