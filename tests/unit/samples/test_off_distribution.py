@@ -109,7 +109,7 @@ def test_its_hint_alone_is_refused_at_the_start_where_no_hint_is_learned_from(tr
 def test_its_hint_alone_is_refused_at_the_start_where_gaps_of_sampled_tokens_are_learned_from(
     training: TrainingSettings,
 ) -> None:
-    with pytest.raises(ValueError, match=r"'hint_only' .* drawn with other probabilities: say 'refuse' .*method = 'topk'"):
+    with pytest.raises(ValueError, match=r"'hint_only' .* other probabilities: say 'refuse' .*method = 'topk'"):
         Settings(training=training, samples=SamplesSettings(off_distribution="hint_only"))
 
 
