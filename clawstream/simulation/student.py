@@ -20,14 +20,16 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar
 
-import openai
 import orjson
 import typer
-from openai.types.chat import ChatCompletionMessageParam
 
 from clawstream.simulation.reactions import PersonTask, ask, flip, impression, react, tasks
+
+if TYPE_CHECKING:  # imported where it is used: that takes more than a second
+    from openai import AsyncOpenAI
+    from openai.types.chat import ChatCompletionMessageParam
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -84,7 +86,7 @@ class CutStream(Exception):
 class Student:
     """Holds sessions, one after the other, with one client, as the person that each task names."""
 
-    def __init__(self, client: openai.AsyncOpenAI, model: str, *, max_tokens: int, hint_share: float) -> None:
+    def __init__(self, client: "AsyncOpenAI", model: str, *, max_tokens: int, hint_share: float) -> None:
         self._client, self._model, self._max_tokens = client, model, max_tokens
         self._hint_share = hint_share
 
@@ -98,19 +100,21 @@ class Student:
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": reaction}]
         return await self._answered(session, messages, done=True) is not None
 
-    async def _answered(self, session: str, messages: list[ChatCompletionMessageParam], *, done: bool) -> str | None:
+    async def _answered(self, session: str, messages: "list[ChatCompletionMessageParam]", *, done: bool) -> str | None:
         """The text of the answer, its report printed; None where it failed."""
+        from openai import OpenAIError
+
         headers = {"X-Session-Id": session, "X-Turn-Type": "main"} | ({"X-Session-Done": "1"} if done else {})
         arrivals, answer, error = Arrivals(), None, None
         try:
             answer = await self._stream(messages, headers, arrivals)
-        except (openai.OpenAIError, CutStream) as problem:
+        except (OpenAIError, CutStream) as problem:
             error = f"{type(problem).__name__}: {problem}"
         say(asdict(arrivals.report(session=session, first_answer=len(messages) == 1, error=error)))
         return answer
 
     async def _stream(
-        self, messages: list[ChatCompletionMessageParam], headers: dict[str, str], arrivals: Arrivals
+        self, messages: "list[ChatCompletionMessageParam]", headers: dict[str, str], arrivals: Arrivals
     ) -> str:
         stream = await self._client.chat.completions.create(
             model=self._model,
@@ -290,7 +294,9 @@ def main(
     random.Random(seed).shuffle(sums)
 
     async def talk() -> None:
-        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
+        from openai import AsyncOpenAI
+
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
             student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share)
             classroom = StudentPool(
                 student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip,
