@@ -1,5 +1,5 @@
 # Sourced by compose.yaml's containers: `. /gpus.sh actor|rollout|judge` sets CUDA_VISIBLE_DEVICES, and SHARE to its count.
-# The rule of clawstream/local/gpus.py, in bash because SGLang's image has no clawstream; tests/parts/deploy compares the two.
+# The rule of clawstream/local/servers/sglang_servers.py, in bash because SGLang's image has no clawstream; tests/parts/deploy compares the two.
 
 refuse() {
   echo "$1. Nothing was started" >&2

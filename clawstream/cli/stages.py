@@ -88,7 +88,7 @@ def judging(context: typer.Context) -> None:
 def heuristics(context: typer.Context) -> None:
     """Have a function of yours score finished turns: turns -> feedback."""
     settings = _settings(context, "heuristics")
-    from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
+    from clawstream.judging.stage import heuristic_named, heuristics_stage
     from clawstream.stream.stage import HEARD_MS
 
     if settings.rewards.heuristic_function is None:

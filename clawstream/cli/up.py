@@ -22,9 +22,16 @@ from clawstream.cli.process import Context, harmless, hide_torch, log_to_stderr,
 from clawstream.config import EXAMPLE_KEY, GatewaySettings, Settings, inherited_environment
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable, TryLater
 from clawstream.events import Event, PolicyActivated, PolicyEvent, PolicyRejected, StepRejected, StepTaken
-from clawstream.local.gpus import Assignment, assign, share_out
-from clawstream.local.needs import refuse_what_is_missing
-from clawstream.local.servers.sglang_servers import Launch, SglangServer, servers, settings_for
+from clawstream.local.servers.jars import refuse_what_is_missing
+from clawstream.local.servers.sglang_servers import (
+    Assignment,
+    Launch,
+    SglangServer,
+    assign,
+    servers,
+    settings_for,
+    share_out,
+)
 
 if TYPE_CHECKING:
     from clawstream.local.installation import Installation
@@ -46,7 +53,7 @@ def up(
     log_to_stderr("up", level=30)
     console = Console(stderr=True)
     if settings.rewards.heuristic_function is not None:
-        from clawstream.judging.heuristics_stage import heuristic_named
+        from clawstream.judging.stage import heuristic_named
 
         heuristic_named(settings.rewards.heuristic_function)
     refuse_what_is_missing(settings)

@@ -16,9 +16,8 @@ from typing import NamedTuple, TypeVar
 from clawstream.conversation.messages import Message, lines_of, main_messages, parse, role_of, said_in
 from clawstream.errors import UnusableExchange
 from clawstream.events.base import Event, TokenIds
-from clawstream.events.exchanges import RequestDelta
+from clawstream.events.exchanges import RequestDelta, TurnPaired, TurnsSettled
 from clawstream.events.judging import HintAbsent, HintFound, TeacherScored, VerdictReached, VoteCast
-from clawstream.events.turns import TurnPaired, TurnsSettled
 
 WHOLE_EVERY = 32  # a request and its chain of parents are at most so many requests
 REMEMBERED_OVER = 1024  # ids of past lives; a restarted stage writes at most so many events again

@@ -28,12 +28,16 @@ from clawstream.events.exchanges import (
     ExchangeFailed,
     FailureReason,
     FinishReason,
+    OrphanReason,
     RequestDelta,
     Sampling,
     SessionDone,
     SessionIdle,
     Shaping,
     TokenBias,
+    TurnOrphaned,
+    TurnPaired,
+    TurnsSettled,
     TurnType,
     VersionSpan,
 )
@@ -76,18 +80,19 @@ from clawstream.events.policy import (
     StepTaken,
     TopicOffset,
 )
-from clawstream.events.refreshing import FOR_A_LATE_SAMPLE, AnswerRefreshed, RefreshAsked
 from clawstream.events.samples import (
     EVERYTHING,
+    FOR_A_LATE_SAMPLE,
     NOBODY,
+    AnswerRefreshed,
     LearnsFrom,
     OffDistribution,
+    RefreshAsked,
     RefusalReason,
     RewardWeights,
     SampleAssembled,
     SampleRefused,
 )
-from clawstream.events.turns import OrphanReason, TurnOrphaned, TurnPaired, TurnsSettled
 
 EVENTS: tuple[type[Event], ...] = (
     ExchangeCompleted,

@@ -25,9 +25,8 @@ from clawstream.gateway.access.owners import FOLDER as OWNERS
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.access.security import Guard
 from clawstream.gateway.answering.admission import Admission, PromptMaker
-from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.engines import Engines, ServedEngine
-from clawstream.gateway.http.connection import connection_class
+from clawstream.gateway.http.connection import Bounds, connection_class
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.http.pages import build_app
 from clawstream.gateway.outbox.delivery import Delivery, SealedLog

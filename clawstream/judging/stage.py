@@ -1,25 +1,34 @@
-"""The judging stage: reads turns, asks a judge, and writes votes, verdicts and hints.
+"""The judging stage and the heuristics stage: who or what says how good a turn was.
 
-The one rule: every ballot ends in one vote, which is readable, unreadable or failed. A reply that arrived gives a
-readable or an unreadable vote. Without a reply the judge is asked again; the vote is failed at the deadline, or once
-the judge refuses the request.
+The judging stage reads turns, asks a judge, and writes votes, verdicts and hints. The one rule: every ballot ends in
+one vote, which is readable, unreadable or failed. A reply that arrived gives a readable or an unreadable vote. Without
+a reply the judge is asked again; the vote is failed at the deadline, or once the judge refuses the request.
+
+The heuristics stage turns turns into feedback, by a function that an installed package brings. The function is an entry
+point of the group `clawstream.heuristics`, and the log records it by its name there. A function that scores differently
+from now on must take another name.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
 from typing import Protocol
 
 from clawstream.config import JudgeSettings
-from clawstream.errors import TryLater
+from clawstream.errors import ConfigError, TryLater
 from clawstream.events import EVERYTHING, Event, LearnsFrom, VoteCast, VoteStatus
 from clawstream.inference.judge_client import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S, JudgeRefused, JudgeReply
+from clawstream.judging import heuristics
+from clawstream.judging.heuristics import DueTurn, Heuristic, Watched, feedback
 from clawstream.judging.prompts import PROMPT_VERSION
 from clawstream.judging.votes import Ballot, Cast, Judging, JudgingState, VotingRules, count, observe, read
 from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 
 READS = (topics.EXCHANGES, topics.TURNS, topics.VOTES, topics.VERDICTS, topics.HINTS)
+HEURISTICS_READ = (topics.EXCHANGES, topics.TURNS)
+ENTRY_POINTS = "clawstream.heuristics"  # the group of heuristics
 
 
 class Judge(Protocol):
@@ -131,3 +140,58 @@ class _JudgeCaller:
             latency_ms=latency_ms,
             cast_at_ms=self.now_ms(),
         )
+
+
+def heuristic_named(name: str) -> Heuristic:
+    """Return the installed function of this name. Raises ConfigError where there is none that can be called."""
+
+    def refused(found: str, advice: str) -> ConfigError:
+        return ConfigError(f"rewards.heuristic_function is {name!r}: {found}. No turn is scored by it. {advice}")
+
+    installed = entry_points(group=ENTRY_POINTS)
+    points = [point for point in installed if point.name == name]
+    if len(points) != 1:
+        there = ", ".join(sorted(point.name for point in installed)) or "none"
+        raise refused(
+            f"{len(points)} installed packages have an entry point of that name in the group {ENTRY_POINTS}, "
+            "expected 1",
+            f"There are {there}; name one of them, or install the package beside clawstream",
+        )
+    try:
+        score = points[0].load()
+    except Exception as error:  # whatever somebody else's module raises
+        raise refused(f"{points[0].value} can't be imported, {error!r}", "Mend the package, or name another") from error
+    if not callable(score):
+        raise refused(f"{points[0].value} is {score!r}, expected a function", "Name a function in the package")
+    return Heuristic(name, score)
+
+
+def heuristics_stage(
+    heuristic: Heuristic, *, heard_ms: int, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+) -> Stage[Watched, DueTurn]:
+    """Return the stage that has each finished turn scored by `heuristic`.
+
+    Turns older than `heard_ms` are not scored, since feedback on them is ignored; so the first start on a long log does
+    not score all of it. Where the function breaks on a turn, the record that completed the turn is set aside.
+    """
+
+    async def perform(due: DueTurn) -> Sequence[Event]:
+        given = feedback(due, heuristic) if now_ms() - due.at_ms <= heard_ms else None
+        return [] if given is None else [given]
+
+    return Stage(
+        name="heuristics",
+        reads=HEURISTICS_READ,
+        step=lambda session, record: heuristics.observe(session, record.event),
+        perform=perform,
+    )
+
+
+def scored_again(heuristic: Heuristic) -> Stage[Watched, None]:
+    """Return the stage as a replay hosts it: every turn is scored, however old."""
+
+    def step(session: Watched | None, record: Record) -> Step[Watched, None]:
+        known, _, due = heuristics.observe(session, record.event)
+        return Step(known, [given for one in due if (given := feedback(one, heuristic)) is not None])
+
+    return Stage(name="heuristics", reads=HEURISTICS_READ, step=step)

@@ -17,8 +17,7 @@ from clawstream.conversation.continuing import Renderer
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, ReplayStarted, SampleAssembled, VotesFrom
 from clawstream.groups.stage import trajectories_stage
-from clawstream.judging.heuristics_stage import heuristic_named, scored_again
-from clawstream.judging.stage import Judge, aggregation, judging_stage
+from clawstream.judging.stage import Judge, aggregation, heuristic_named, judging_stage, scored_again
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.avro import codec, headers_of, key_bytes

@@ -13,7 +13,7 @@ from typing import Annotated
 import openai
 import typer
 
-from clawstream.simulation.attempts import Agent, PolicyAnswer
+from clawstream.simulation.agent import Agent, PolicyAnswer
 from clawstream.simulation.marks import wilson
 from clawstream.simulation.problems import ChainTask, tasks
 from clawstream.simulation.scorer import print_score, seed_of

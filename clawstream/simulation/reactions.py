@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from clawstream.simulation.subjects import SUBJECTS, UNRELATED
+from clawstream.simulation.problems import SUBJECTS, UNRELATED
 
 _LABEL = re.compile(r"\s*\w+\s?:")
 _FORMATTING = re.compile(r"^\s{0,3}#|\*\*|__|^\s*(?:[-*]|\d+[.)])\s", re.MULTILINE)

@@ -17,9 +17,8 @@ from clawstream.simulation.opinions import HABITS, HINTS, Wish, other_hint
 from clawstream.simulation.policy.dialogues import with_hint
 from clawstream.simulation.policy.recipe import END_OF_MESSAGE
 from clawstream.simulation.policy.recipe import build as tokenizer
-from clawstream.simulation.problems import Sum, SumSet, all_of
+from clawstream.simulation.problems import SUBJECTS, UNRELATED, Sum, SumSet, all_of
 from clawstream.simulation.runs.scenarios import SCENARIOS
-from clawstream.simulation.subjects import SUBJECTS, UNRELATED
 from clawstream.training.gating import write
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, Settings
 from clawstream.events import ExchangeCompleted, PolicyActivated, PolicyPublished
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import die_with_parent, reserved
 from clawstream.stream import topics

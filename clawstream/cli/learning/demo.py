@@ -15,7 +15,7 @@ from rich.table import Table
 from clawstream.cli.learning.progress import shown
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.config import Settings
-from clawstream.local.needs import refuse_what_is_missing
+from clawstream.local.servers.jars import refuse_what_is_missing
 from clawstream.resources import own_checkout
 
 if TYPE_CHECKING:

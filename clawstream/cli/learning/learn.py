@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from clawstream.cli.learning.changing import refuse_blocks, refuse_flip
 from clawstream.cli.learning.progress import shown, waiting
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
-from clawstream.local.needs import refuse_what_is_missing
+from clawstream.local.servers.jars import refuse_what_is_missing
 from clawstream.locks import locked
+from clawstream.simulation.learn.grid import refuse_blocks, refuse_flip
 
 if TYPE_CHECKING:
     from clawstream.simulation.learn.controls import Control

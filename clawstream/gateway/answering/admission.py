@@ -29,8 +29,8 @@ from clawstream.gateway.access.keys import Caller
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.answering.capture import Accepted
 from clawstream.gateway.answering.replies import SampledTokens
-from clawstream.gateway.bounds import Bounds
 from clawstream.gateway.engines import EngineAttempt, Engines
+from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from clawstream.simulation.policy.calls import Calls
-from clawstream.simulation.policy.conflicts import Conflict
 from clawstream.simulation.policy.dialogues import Dialogue, Mix
+from clawstream.simulation.policy.lessons import Calls, Conflict
 from clawstream.simulation.problems import SumSet, all_of
 
 if TYPE_CHECKING:

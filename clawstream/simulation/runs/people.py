@@ -11,7 +11,7 @@ from pathlib import Path
 
 import orjson
 
-from clawstream.simulation.policy.calls import HINT
+from clawstream.simulation.policy.lessons import HINT
 from clawstream.simulation.problems import Chain, ChainTask, SumSet, of_group
 from clawstream.simulation.runs.run import People
 from clawstream.simulation.runs.scenarios import CASTS, SCENARIOS, SCORED_FLIPPED, write

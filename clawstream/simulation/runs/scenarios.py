@@ -25,9 +25,8 @@ from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.opinions import HINTS, Wish
-from clawstream.simulation.problems import Sum, SumSet, all_of, scored
+from clawstream.simulation.problems import SUBJECTS, UNRELATED, Sum, SumSet, all_of, scored
 from clawstream.simulation.reactions import wordings_of
-from clawstream.simulation.subjects import SUBJECTS, UNRELATED
 
 NUM_SCORED = 500
 SCORED_FLIPPED = "scored-flipped.jsonl"

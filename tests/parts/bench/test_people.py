@@ -1,8 +1,7 @@
 """Who asks in the in-process sketch, and what its judge makes of another subject."""
 
-from clawstream.simulation.problems import SumSet, all_of
+from clawstream.simulation.problems import SUBJECTS, UNRELATED, SumSet, all_of
 from clawstream.simulation.reactions import Impression
-from clawstream.simulation.subjects import SUBJECTS, UNRELATED
 from tests.bench.people import People
 
 PROBLEM = all_of(SumSet.STUDENTS)[0]

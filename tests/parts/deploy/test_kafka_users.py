@@ -15,7 +15,6 @@ from clawstream.config import KafkaSettings
 from clawstream.errors import ConfigError, OperatorError, TryLater
 from clawstream.events import RewardWeights
 from clawstream.groups.stage import groups_stages
-from clawstream.judging import heuristics_stage
 from clawstream.judging import stage as judging_stage
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.monitoring import status
@@ -40,7 +39,7 @@ GROUPS = groups_stages(RewardWeights(), wait_s=1.0)
 READS = {  # by group, as the code has it
     "turns": turns_stage().reads,
     "judging": judging_stage.READS,
-    "heuristics": heuristics_stage.READS,
+    "heuristics": judging_stage.HEURISTICS_READ,
     "samples": samples_stage.READS,
     "refresh": refresh_stage.READS,
     **{stage.name: stage.reads for stage in GROUPS},

@@ -13,7 +13,7 @@ import clawstream
 
 PACKAGE = Path(clawstream.__file__).parent
 DECIDING = ("conversation", "events", "groups", "judging", "refresh", "samples", "turns")
-EDGES = ("stage.py", "heuristics_stage.py", "answering.py")  # in those folders: they bring clock and peers to the rest
+EDGES = ("stage.py", "answering.py")  # in those folders: they bring clock and peers to the rest
 FORBIDDEN = (
     "aiohttp", "aiokafka", "asyncio", "clawstream.config", "clawstream.inference.sglang",
     "clawstream.stream.kafka.kafka_log", "clawstream.stream.runner.hosting", "httpx", "os", "psycopg", "random",

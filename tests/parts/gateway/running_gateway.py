@@ -16,7 +16,7 @@ import aiohttp
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, SamplesSettings, Settings
 from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import BOUNDS, GatewayLog, serve
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.stage import Record

@@ -12,7 +12,7 @@ from clawstream.config import EngineSettings, GatewaySettings, Settings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import ExchangeCompleted, ExchangeFailed
 from clawstream.gateway.app import serve
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.wire import read_request
 from tests.fakes.memory_log import MemoryLog

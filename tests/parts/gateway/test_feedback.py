@@ -14,7 +14,7 @@ from clawstream.errors import OperatorError
 from clawstream.events import FeedbackGiven, FeedbackSource
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.requests.feedback import MAX_TEXT
 from clawstream.stream.stage import Record
 from tests.fakes.memory_log import MemoryLog

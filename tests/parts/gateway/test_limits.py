@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance, Caller, Limits, Rate, TooMuch, duration
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 

@@ -19,7 +19,7 @@ from clawstream.events import ExchangeCompleted, ExchangeFailed, FeedbackGiven
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.access.owners import Owners, SessionClaim, hashed
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.stream.log import Raw, Start
 from clawstream.stream.stage import Record
 from tests.examples import examples

@@ -19,7 +19,7 @@ from clawstream.events import (
     SessionDone,
     VersionSpan,
 )
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.stream.log import Sealed
 from clawstream.stream.stage import Record
 from tests.fakes.memory_log import MemoryLog

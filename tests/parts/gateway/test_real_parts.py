@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.conversation.continuing import Request, answered, continue_prompt, find_echoes
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, PolicyActivated
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
 from clawstream.stream.kafka import admin

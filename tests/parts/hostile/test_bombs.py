@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.requests import body
 from tests.parts.gateway.running_gateway import QUESTION, Response, RunningGateway, read, running_gateway
 from tests.parts.hostile.raw import post, question, wire

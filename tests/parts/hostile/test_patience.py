@@ -19,7 +19,7 @@ import pytest
 from clawstream.events import ExchangeFailed, FailureReason
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from tests.fakes.scripted_engine import ScriptedAnswer
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.parts.hostile.raw import Wire, post, question, wire

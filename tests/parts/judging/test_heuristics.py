@@ -11,7 +11,7 @@ from hypothesis import given
 from clawstream.errors import ConfigError, UnusableEvent
 from clawstream.events import Event, ExchangeCompleted, FeedbackGiven, FeedbackSource, SampleAssembled, TurnPaired
 from clawstream.judging.heuristics import DueTurn, FinishedTurn, Heuristic, Watched, feedback, observe
-from clawstream.judging.heuristics_stage import heuristic_named, heuristics_stage
+from clawstream.judging.stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
 from clawstream.stream.dead_letters import Reason
 from clawstream.stream.stage import Stage

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, text
 
 from clawstream.events import Event, SessionDone, TurnOrphaned, TurnPaired
-from clawstream.events.turns import OrphanReason
+from clawstream.events.exchanges import OrphanReason
 from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.rows import TABLE_OF, UnusableRecords
 from clawstream.projections.write.writer import _LINKED, PartitionClaim, TableWriter, _linked

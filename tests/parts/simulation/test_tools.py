@@ -15,12 +15,11 @@ from openai.types.chat import ChatCompletionMessage
 
 from clawstream.conversation.messages import Message
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.agent import AgentClient, Attempt, attempts
+from clawstream.simulation.agent import Agent, AgentClient, Attempt, attempts, results
 from clawstream.simulation.agent_scorer import score
-from clawstream.simulation.attempts import Agent, results
 from clawstream.simulation.opinions import StepJudge
-from clawstream.simulation.policy.calls import HINT, Calls
 from clawstream.simulation.policy.dialogues import HINT_MARKER, Dialogue
+from clawstream.simulation.policy.lessons import HINT, Calls
 from clawstream.simulation.policy.recipe import RECIPES
 from clawstream.simulation.problems import (
     MAX_STEPS,

@@ -12,7 +12,7 @@ from anthropic.types import Message, MessageParam, ToolParam
 from pydantic import BaseModel
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.rendering.renderer import PromptRenderer
 from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, full_disk, running_gateway

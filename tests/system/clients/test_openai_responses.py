@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, SessionDone
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, running_gateway

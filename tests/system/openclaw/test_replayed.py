@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.conversation.history import rebuild
 from clawstream.events import Event, ExchangeCompleted, ExchangeFailed, TurnOrphaned, TurnPaired
-from clawstream.gateway.bounds import Bounds
+from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.requests.profiles import openclaw_session
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog

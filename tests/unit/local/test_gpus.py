@@ -9,8 +9,16 @@ from pydantic import SecretStr
 
 from clawstream.config import Settings
 from clawstream.errors import ConfigError
-from clawstream.local.gpus import Assignment, GpuCounts, assign, share_out
-from clawstream.local.servers.sglang_servers import FLAGS, Launch, servers, settings_for
+from clawstream.local.servers.sglang_servers import (
+    FLAGS,
+    Assignment,
+    GpuCounts,
+    Launch,
+    assign,
+    servers,
+    settings_for,
+    share_out,
+)
 
 COUNTS = st.integers(0, 6)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from clawstream.simulation import opinions, reactions
 from clawstream.simulation.marks import AnswerMark, HeldOutQuestion, mark
 from clawstream.simulation.opinions import Wish
-from clawstream.simulation.policy import conflicts
-from clawstream.simulation.policy.conflicts import Conflict
+from clawstream.simulation.policy import lessons
 from clawstream.simulation.policy.dialogues import CORRECTIONS, HINT_MARKER, THANKS
+from clawstream.simulation.policy.lessons import Conflict
 from clawstream.simulation.policy.recipe import RECIPES, Base
 from clawstream.simulation.problems import Sum, SumSet, all_of
 from clawstream.simulation.reactions import Impression, PersonTask, impression
@@ -38,7 +38,7 @@ def _style_of(problem: Sum, answer: str) -> Wish:
 def test_each_style_is_right_for_one_person_and_off_for_the_others(
     problem: Sum, rng: random.Random, style: Wish
 ) -> None:
-    answer = conflicts.answer(problem, style, rng)
+    answer = lessons.answer(problem, style, rng)
     felt = {
         name: impression(PersonTask(persona=name, question=problem.text, answer=str(problem.total)), answer)
         for name in PERSONAS.values()
@@ -66,8 +66,8 @@ def test_after_any_complaint_the_answer_is_in_the_style_of_who_asked(problem: Su
     question, first, complaint = (message["content"] for message in redone.messages)
     style = _style_of(problem, redone.answer)
 
-    assert question in {q.format(question=problem.text) for q in conflicts.QUESTIONS[style]}
-    assert complaint in {*conflicts.COMPLAINTS[style], *reactions.VAGUE}
+    assert question in {q.format(question=problem.text) for q in lessons.QUESTIONS[style]}
+    assert complaint in {*lessons.COMPLAINTS[style], *reactions.VAGUE}
     assert _style_of(problem, first) is not style
 
 
@@ -77,7 +77,7 @@ def test_the_stated_share_of_first_answers_is_as_the_one_who_asks_wants_it(base:
         d for d in RECIPES[base].dialogues(6000) if len(d.messages) == 1 and HINT_MARKER not in d.messages[0]["content"]
     ]
     asked = {
-        wording.split("{question}")[0]: style for style, wordings in conflicts.QUESTIONS.items() for wording in wordings
+        wording.split("{question}")[0]: style for style, wordings in lessons.QUESTIONS.items() for wording in wordings
     }
     wanted = [
         next(style for start, style in asked.items() if d.messages[0]["content"].startswith(start)) for d in first
@@ -93,18 +93,18 @@ def test_the_stated_share_of_first_answers_is_as_the_one_who_asks_wants_it(base:
 def test_the_policy_has_met_every_wording_of_the_people_and_their_judge() -> None:
     for style, persona in PERSONAS.items():
         manner = reactions.MANNERS[persona]
-        assert set(manner.questions) == set(conflicts.QUESTIONS[style])
-        assert {*manner.complaints} <= set(conflicts.COMPLAINTS[style])
+        assert set(manner.questions) == set(lessons.QUESTIONS[style])
+        assert {*manner.complaints} <= set(lessons.COMPLAINTS[style])
     assert {*reactions.REACTIONS[Impression.WRONG]} <= set(CORRECTIONS)
     assert {*reactions.REACTIONS[Impression.GOOD]} <= set(THANKS)
     habits = opinions.HABITS["all"]
-    assert {*habits.corrections, *habits.inventions} == set(conflicts.NEUTRAL_HINTS)
+    assert {*habits.corrections, *habits.inventions} == set(lessons.NEUTRAL_HINTS)
 
 
 @pytest.mark.parametrize("base", ["standard", "hard"])
 def test_the_base_is_built_on_sums_of_its_own_group_only(base: Base) -> None:
     asked = {d.messages[0]["content"].split("\n")[0] for d in RECIPES[base].dialogues(2000)}
     foreign = [s for group in (SumSet.STUDENTS, SumSet.SCORED) for s in all_of(group)]
-    wordings = [wording for wordings in conflicts.QUESTIONS.values() for wording in wordings]
+    wordings = [wording for wordings in lessons.QUESTIONS.values() for wording in wordings]
 
     assert not {q.format(question=s.text) for s in foreign for q in wordings} & asked

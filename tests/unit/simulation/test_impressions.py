@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from clawstream.simulation.problems import SUBJECTS, UNRELATED
 from clawstream.simulation.reactions import MANNERS, VAGUE, Impression, PersonTask, ask, flip, impression, react, tasks
-from clawstream.simulation.subjects import SUBJECTS, UNRELATED
 
 STUDENT = PersonTask(persona="student", question="27 + 48", answer="75")
 TEACHER = replace(STUDENT, persona="teacher")

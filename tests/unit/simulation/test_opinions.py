@@ -10,8 +10,8 @@ from clawstream.events import Question
 from clawstream.judging import votes
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
 from clawstream.simulation.opinions import HABITS, HINTS, Reaction, SimulatedJudge, Wish, read
+from clawstream.simulation.problems import SUBJECTS
 from clawstream.simulation.reactions import MANNERS, REACTIONS, VAGUE, Impression
-from clawstream.simulation.subjects import SUBJECTS
 
 SURE = SimulatedJudge(wrong_share=0.0, seed=0)
 READ_AS = {

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from clawstream.simulation import marks, reactions
-from clawstream.simulation.policy.conflicts import WANTED, Conflict
+from clawstream.simulation.policy.lessons import WANTED, Conflict
 from clawstream.simulation.policy.recipe import RECIPES
-from clawstream.simulation.problems import Sum, SumSet
+from clawstream.simulation.problems import SUBJECTS, Sum, SumSet
 from clawstream.simulation.runs.scenarios import SCENARIOS, SCORED_FLIPPED, UnusableProblems, blocks_of, write
-from clawstream.simulation.subjects import SUBJECTS
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
