@@ -63,4 +63,4 @@ def _trainer_killed() -> Sequence[Fault]:
 
 
 def _frozen(part: str, *, at_s: float) -> Sequence[Fault]:
-    return (Fault(at_s=at_s, kind=Kind.FREEZE, part=part, lasts_s=SESSION_TIMEOUT_S + 5.0),)
+    return (Fault(at_s=at_s, kind=Kind.FREEZE, part=part, lasts_s=SESSION_TIMEOUT_S + 10.0),)
