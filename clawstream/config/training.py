@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from clawstream.config.sections import Section
 
+FULL_RATE = 1e-5
+ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
+
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
     "topk": (
         ("loss", "w_binary"),
@@ -104,9 +107,13 @@ class TrainingSettings(Section):
         "reference",
         description="who weighs hints: the base, a moving average of the policy, the policy itself, or teacher.url",
     )
-    learning_rate: float = Field(1e-5, ge=0, description="0: every version is the base, a control")
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
+    learning_rate: float = Field(
+        default_factory=lambda known: ADAPTER_RATE if known.get("lora_rank") else FULL_RATE,
+        ge=0,
+        description="where not set, 1e-5, or 1e-4 with lora_rank; 0: every version is the base, a control",
+    )
     trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
     tensor_parallel: int = Field(

@@ -83,7 +83,7 @@ class StepTaken(_VersionEvent):
     num_tokens_dropped: int  # not trained on, as a log-prob was missing or not finite
     loss_nats: float | None  # None: no token could be trained on, so the weights stayed as they were
     kl_reference_nats: float | None  # None: nothing was trained on, or the settings ask for no reference
-    mean_gap_nats: float | None  # the teacher's log-prob less the old policy's; None: no hint counts by its gap
+    mean_gap_nats: float | None  # the teacher's log-prob less the old policy's; None: no hint counts
     mean_reward: float | None  # None: no sample has a reward
     clipped_share: float | None  # of tokens; None: nothing can be clipped, as where a batch is one step
     grad_norm: float | None  # before clipping; None: nothing was trained on

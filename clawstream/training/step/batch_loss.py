@@ -32,6 +32,8 @@ from clawstream.training.step.losses import (
 
 TOPK_TOKENS = 50  # of the teacher, at each place; all other tokens count as one more
 
+Gaps = dict[int, Tensor]  # of each hinted sample's trained tokens [N], by its index
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
@@ -117,13 +119,11 @@ class BatchLoss:
         )
         return [top.own_T for top in tops], tops
 
-    def of(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Tensor]:
-        """Return the sum to call backward on, its tally, and the gaps [N] of the hinted tokens that count."""
-        if self._distils:
-            return *self._distilled(scored, group), torch.empty(0)
-        return self._advanced(scored, group)
+    def of(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Gaps]:
+        """Return the sum to call backward on, its tally, and the gaps of the hinted tokens that count."""
+        return self._distilled(scored, group) if self._distils else self._advanced(scored, group)
 
-    def _advanced(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Tensor]:
+    def _advanced(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Gaps]:
         scores, top_teacher_BTK = self._token_scores(scored, group)
         new_BT = scores.logp_BT
         known, trained_BT = self._known(scored, group, scores)
@@ -131,11 +131,7 @@ class BatchLoss:
         rewarded_B = torch.tensor([value is not None for value in wanted], device=new_BT.device)
         reward_B = new_BT.new_tensor([torch.nan if value is None else value for value in wanted])
         hinted_B = torch.tensor([i in scored.hinted for i in group], device=new_BT.device)
-        nothing = new_BT.new_empty(0)
-        student_BT = known.old
-        if scored.students:
-            student_BT = _padded([scored.students.get(i, nothing) for i in group], like_BT=known.old)
-        gap_BT = _padded([scored.hinted.get(i, nothing) for i in group], like_BT=known.old) - student_BT
+        gap_BT = _gap(scored, group, known.old)
         trained_BT &= has_signal(rewarded_B, hinted_B, signals=self._signals).unsqueeze(1)
         advantage_BT = token_advantages(reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals)
         beside_BT = None
@@ -147,16 +143,17 @@ class BatchLoss:
         total, tally = policy_loss(
             new_BT, known, advantage_BT, trained_BT, objective=self.objective, beside_BT=beside_BT
         )
-        return total, tally, gap_BT[trained_BT & hinted_B.unsqueeze(1) & gap_BT.isfinite()]
+        return total, tally, _gaps(scored, group, gap_BT, trained_BT)
 
-    def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums]:
+    def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Gaps]:
         scores, top_teacher_BTK = self._token_scores(scored, group)
         known, trained_BT = self._known(scored, group, scores)
         trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=scores.logp_BT.device)
-        return distillation_loss(
+        total, tally = distillation_loss(
             scores.logp_BT, scores.among_BTK, top_teacher_BTK, known, trained_BT,
             objective=self.objective, weight=self._divergence_weight,
         )  # fmt: skip
+        return total, tally, _gaps(scored, group, _gap(scored, group, known.old), trained_BT)
 
     def _token_scores(self, scored: Scored, group: Sequence[int]) -> tuple[TokenScores, Tensor]:
         """Return the policy's scores, also of the teacher's likeliest tokens, and the teacher's scores of these.
@@ -191,6 +188,19 @@ class BatchLoss:
         shape, device = (num_tokens, self._top_tokens), self._model.device
         nothing_TK = torch.full(shape, torch.nan, device=device)
         return Top(nothing_TK[:, 0], torch.zeros(shape, dtype=torch.long, device=device), nothing_TK)
+
+
+def _gap(scored: Scored, group: Sequence[int], old_BT: Tensor) -> Tensor:
+    """Return the gap [B, T] of each token; NaN where no hint counts."""
+    nothing, student_BT = old_BT.new_empty(0), old_BT
+    if scored.students:
+        student_BT = _padded([scored.students.get(i, nothing) for i in group], like_BT=old_BT)
+    return _padded([scored.hinted.get(i, nothing) for i in group], like_BT=old_BT) - student_BT
+
+
+def _gaps(scored: Scored, group: Sequence[int], gap_BT: Tensor, trained_BT: Tensor) -> Gaps:
+    known_BT = trained_BT & gap_BT.isfinite()
+    return {i: gap_BT[row][known_BT[row]].cpu() for row, i in enumerate(group) if i in scored.hinted}
 
 
 def _floats(values: Sequence[float | None]) -> Tensor:

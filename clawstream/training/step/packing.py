@@ -1,23 +1,18 @@
-"""How a batch is cut over processes, into pieces and into packed rows; and the learning rate of its updates. Pure.
+"""How a batch is cut over processes, into pieces and into packed rows. Pure.
 
 The cut changes no gradient, only how much is computed twice. A packed row holds sequences as a tree of segments,
 parents first: a common beginning stands in it once. A token sees only the earlier tokens of its own segment and of the
-segments above it, so no sequence sees another. The learning rate falls with the updates, and starts again at its peak
-when people want something else: when the mean of the last `WINDOW_REWARDS` rewards is `RESTART_DROP` below its best.
+segments above it, so no sequence sees another.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import sqrt
 from typing import NamedTuple
 
 LEAST_SHARED_TOKENS = 16  # a shorter common beginning is computed again, which costs less than one more segment
 
 Tokens = tuple[int, ...]
-CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
-WINDOW_REWARDS = 128
-RESTART_DROP = 0.5  # of the mean of rewards -1 and 1: over five standard deviations, if the rewards were coin tosses
 
 
 class Segment(NamedTuple):
@@ -145,30 +140,3 @@ def shares(lengths_tokens: Sequence[int], count: int) -> list[list[int]]:
         found[least].append(index)
         tokens[least] += lengths_tokens[index]
     return [sorted(indices) for indices in found]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """The updates and rewards since the learning rate last started at its peak."""
-
-    num_updates: int = 0  # without rejected steps; a rollback restores it
-    last_rewards: tuple[float, ...] = ()  # at most a window of them, the newest last
-    best_mean: float | None = None  # None: no window was full yet
-
-    def after(self, rewards: Sequence[float]) -> "Schedule":
-        """Return the schedule for one more step, whose samples have these rewards."""
-        last, num_updates = (*self.last_rewards, *rewards)[-WINDOW_REWARDS:], self.num_updates + 1
-        if len(last) < WINDOW_REWARDS:
-            return Schedule(num_updates=num_updates, last_rewards=last, best_mean=self.best_mean)
-        mean = sum(last) / len(last)
-        best = mean if self.best_mean is None else max(self.best_mean, mean)
-        if mean <= best - RESTART_DROP:
-            return Schedule(num_updates=1)
-        return Schedule(num_updates=num_updates, last_rewards=last, best_mean=best)
-
-    def learning_rate(self, *, peak: float) -> float:
-        """Return the rate of the newest step: `peak` at first, then falling with the inverse square root.
-
-        The two pieces meet: update `CONSTANT_UPDATES` has the peak by either rule.
-        """
-        return peak * min(1.0, sqrt(CONSTANT_UPDATES / max(1, self.num_updates)))

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +23,9 @@ from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gating import Gate, refused
 from clawstream.training.model import Model
-from clawstream.training.publishing import GateMemory
-from clawstream.training.step.batch_loss import BatchLoss, Scored
+from clawstream.training.step.batch_loss import BatchLoss, Gaps, Scored
+from clawstream.training.step.carried import Carried
 from clawstream.training.step.losses import LossFigures, LossSums, figures
-from clawstream.training.step.packing import Schedule
 from clawstream.training.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ class _Taken(NamedTuple):
     """The results of the optimizer's steps in one update."""
 
     tallies: list[LossSums]
-    gaps: list[Tensor]
+    gaps: Gaps
     grad_norms: list[float]  # of the steps that were taken
 
 
@@ -66,8 +65,7 @@ class Trainer:
 
     # The state that carries over from version to version, beside the weights and the optimizer's moments.
     _ema: dict[str, Tensor] | None
-    _schedule: Schedule
-    _memory: GateMemory
+    _carried: Carried
 
     def __init__(
         self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None,
@@ -101,7 +99,9 @@ class Trainer:
         mine = model.share([len(s.prompt_ids) + len(s.response_ids) for s in samples])
         scored = self._score(samples, mine, advantages)
         if gated:
-            gate = Gate(model, settings, samples, self._memory, scored=scored, mine=mine, num_rejected=num_rejected)
+            gate = Gate(
+                model, settings, samples, self._carried.gate, scored=scored, mine=mine, num_rejected=num_rejected
+            )
         before = model.published()
         with refused() if gated else nullcontext():
             taken = self._take(settings.epochs if samples else 0, scored, version=version, rate=rate, gate=gate)
@@ -112,13 +112,15 @@ class Trainer:
                     self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
                 if gate is not None:
                     gate.let_out(version=version, seed=seed)
-        self._memory = self._memory.after(samples, as_it_is=gate is not None and gate.as_it_is)
+        mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, len(samples))
+        memory = self._carried.gate.after(samples, as_it_is=gate is not None and gate.as_it_is)
+        self._carried = replace(self._carried, gate=memory)
         return StepSummary(
             num_samples=len(samples),
             num_hinted=sum(hint_counts(s, by_engine=settings.by_engine) for s in samples),
             num_rewarded=len(rewards),
             loss=figures(taken.tallies, self._loss.objective, epochs=settings.epochs),
-            mean_gap_nats=self._mean(taken.gaps),
+            mean_gap_nats=mean_gap,
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
             grad_norm=max(taken.grad_norms, default=None),
             learning_rate=rate,
@@ -138,15 +140,15 @@ class Trainer:
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
         """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped."""
-        taken = _Taken([], [], [])
+        taken = _Taken([], {}, [])
         for _ in range(num_steps):
-            tally, gap_N = self._accumulate(scored)
+            tally, gaps = self._accumulate(scored)
             if tally.num_tokens:
                 if gate is not None and not taken.grad_norms:
                     gate.look_ahead(rate)
                 taken.grad_norms.append(self._step(version, tally.num_sequences, rate))
             taken.tallies.append(tally)
-            taken.gaps.append(gap_N)
+            taken.gaps.update(gaps)
         return taken
 
     def save(self, folder: Path) -> None:
@@ -165,7 +167,7 @@ class Trainer:
             self._model.save_state(state, "ema", {"": self._ema})
         if not self._model.leads:
             return
-        facts = {"base_sha256": self._base_sha256, "schedule": asdict(self._schedule), "gate": self._memory.plain()}
+        facts = {"base_sha256": self._base_sha256} | self._carried.plain()
         (state / "state.json").write_text(json.dumps(facts))
 
     def restore(self, folder: Path | None) -> None:
@@ -180,7 +182,7 @@ class Trainer:
             return
         state = folder / STATE_FOLDER
         facts = json.loads((state / "state.json").read_text())
-        if missing := {"base_sha256", "schedule", "gate"} - facts.keys():
+        if missing := {"base_sha256", *Carried().plain()} - facts.keys():
             raise UnusableCheckpoint(
                 f"{state / 'state.json'}: found {', '.join(sorted(facts)) or 'nothing'}, expected "
                 f"{' and '.join(sorted(missing))} too. Nothing is trained. Remove {folder} to go on from the version "
@@ -193,9 +195,7 @@ class Trainer:
                 "started with, or give the new policy an id of its own."
             )
         self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
-        saved = facts["schedule"]
-        self._schedule = Schedule(**saved | {"last_rewards": tuple(saved["last_rewards"])})
-        self._memory = GateMemory.of(facts["gate"])
+        self._carried = Carried.of(facts)
         for kind, values in self._model.load_moments(state).items():
             for name, value in values.items():
                 self._optimizer.state[self._model.moved[name]][kind] = value
@@ -205,8 +205,7 @@ class Trainer:
     def _begin(self) -> None:
         """Set the state that carries over to that of the policy's start; the weights are the start's already."""
         self._ema = self._model.copy() if self._settings.teacher == "ema" else None
-        self._schedule = Schedule()
-        self._memory = GateMemory()
+        self._carried = Carried()
 
     def _saved_ema(self, state: Path) -> dict[str, Tensor]:
         saved = self._model.load_state(state, "ema")
@@ -216,37 +215,46 @@ class Trainer:
         return self._model.copy()
 
     def _learning_rate(self, version: int, rewards: Sequence[float], *, counts: bool) -> float:
-        before = self._schedule
-        self._schedule = before.after(rewards) if counts else before  # a rollback is no update
-        if counts and self._schedule.num_updates <= before.num_updates:
+        before = self._carried.schedule
+        after = before.after(rewards) if counts else before  # a rollback is no update
+        if counts and after.num_updates <= before.num_updates:
             log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
-        return self._schedule.learning_rate(peak=self._settings.learning_rate)
+        self._carried = replace(self._carried, schedule=after)
+        return after.learning_rate(peak=self._settings.learning_rate)
 
-    def _accumulate(self, scored: Scored) -> tuple[LossSums, Tensor]:
+    def _see_gaps(self, version: int, gaps: Gaps, num_samples: int) -> float | None:
+        """Remember the gaps of this process' samples and of all others'; return the mean over all their tokens."""
+        here = [gaps.get(i, torch.empty(0)) for i in range(num_samples)]
+        both = self._model.sums([*(float(gap_N.sum()) for gap_N in here), *(float(len(gap_N)) for gap_N in here)])
+        totals, counts = both[:num_samples], both[num_samples:]
+        before = self._carried.schedule
+        after = before.having_seen([-total / count for total, count in zip(totals, counts, strict=True) if count])
+        if after.num_updates < before.num_updates:
+            log.warning("version=%d learning_rate=anew_next reason=hints are twice as far from what it says", version)
+        self._carried = replace(self._carried, schedule=after)
+        return sum(totals) / sum(counts) if any(counts) else None
+
+    def _accumulate(self, scored: Scored) -> tuple[LossSums, Gaps]:
         """Sum the gradients of this process' samples by pieces; return their tally and the gaps of hinted tokens."""
         self._forget_gradients()
-        tally, gaps = LossSums(), [torch.empty(0)]
+        tally, gaps = LossSums(), dict[int, Tensor]()
         groups = self._model.groups(scored.plain, budget_tokens=self._settings.micro_batch_tokens)
 
         def total_of(group: Sequence[int]) -> Tensor:
             nonlocal tally
-            total, part, gap_N = self._loss.of(scored, group)
+            total, part, gaps_here = self._loss.of(scored, group)
             tally += part
-            gaps.append(gap_N.cpu())
+            gaps.update(gaps_here)
             return total
 
         self._model.accumulate(groups, scored.plain, total_of)
-        return self._summed(tally), torch.cat(gaps)
+        return self._summed(tally), gaps
 
     def _summed(self, tally: LossSums) -> LossSums:
         """Return the tally over all processes."""
         here = asdict(tally)
         sums = self._model.sums([float(value) for value in here.values()])
         return LossSums(**{name: type(here[name])(total) for name, total in zip(here, sums, strict=True)})
-
-    def _mean(self, parts: Sequence[Tensor]) -> float | None:
-        total, count = self._model.sums([sum(float(part.sum()) for part in parts), float(sum(map(len, parts)))])
-        return total / count if count else None
 
     def _step(self, version: int, divisor: int, rate: float) -> float:
         for parameter in self._model.trained.values():

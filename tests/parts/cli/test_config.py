@@ -38,3 +38,18 @@ def test_there_are_no_more_settings_than_somebody_reads() -> None:
 def test_every_setting_is_printed_with_its_words() -> None:
     printed = run("config").stdout.splitlines()
     assert {field.description for field in SETTINGS.values()} <= {line.rpartition(" # ")[2] for line in printed}
+
+
+@pytest.mark.parametrize(
+    ("said", "rate"),
+    [
+        ({}, 1e-5),
+        ({"lora_rank": 8}, 1e-4),
+        ({"lora_rank": 8, "learning_rate": 1e-5}, 1e-5),
+        ({"learning_rate": 0.0, "lora_rank": 8}, 0.0),
+    ],
+)
+def test_an_adapter_s_learning_rate_is_its_own_unless_one_is_set(said: dict[str, float], rate: float) -> None:
+    training = Settings(environment=False, training=said).training  # type: ignore[arg-type]
+    assert training.learning_rate == rate
+    assert ("learning_rate" in training.model_fields_set) == ("learning_rate" in said)

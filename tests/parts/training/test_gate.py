@@ -29,6 +29,7 @@ from clawstream.training.publishing import (
     one_sided,
     stopped,
 )
+from clawstream.training.step.carried import Carried
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training import tiny
@@ -297,7 +298,7 @@ def test_after_eight_rejections_in_a_row_the_judge_is_taken_as_it_is(base: Path)
     samples = [tiny.sample(f"s{i}", reward=1) for i in range(16)]
     for num_rejected, refused in ((7, True), (8, False)):
         trainer = Trainer(base, SETTINGS)
-        trainer._memory = after(*[-1] * 32)
+        trainer._carried = Carried(gate=after(*[-1] * 32))
         with pytest.raises(StepRefused) if refused else nullcontext():
             trainer.update(samples, version=9, seed=0, gated=True, num_rejected=num_rejected)
 

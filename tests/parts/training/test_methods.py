@@ -37,7 +37,9 @@ def test_a_teacher_s_distribution_brings_the_policy_nearer_to_its_hinted_self(
     assert first.loss.loss_nats is not None
     assert second.loss.loss_nats is not None
     assert 0 < second.loss.loss_nats < first.loss.loss_nats
-    assert (first.mean_gap_nats, first.loss.clipped_share) == (None, None)
+    assert first.mean_gap_nats is not None
+    assert first.mean_gap_nats != 0
+    assert first.loss.clipped_share is None
 
 
 def test_among_hinted_and_other_samples_the_teacher_s_distribution_counts_for_the_hinted_alone(base: Path) -> None:

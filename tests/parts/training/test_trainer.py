@@ -12,8 +12,8 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
 from clawstream.inference.model_folder import STATE_FOLDER
+from clawstream.training.step.carried import WINDOW, Carried, Schedule
 from clawstream.training.step.losses import Suffix
-from clawstream.training.step.packing import Schedule
 from clawstream.training.step.trainer import EMA_DECAY, Trainer
 from clawstream.training.torch_model import TorchModel
 from tests.parts.training import tiny
@@ -149,7 +149,7 @@ def test_the_rate_of_a_later_update_moves_the_weights_less(base: Path) -> None:
     moves = []
     for version in (8, 32):
         trainer = Trainer(base, SETTINGS)
-        trainer._schedule = Schedule(num_updates=version - 1)
+        trainer._carried = Carried(schedule=Schedule(num_updates=version - 1))
         before = weights(trainer)["model.norm.weight"]
         update = trainer.update(MIXED, version=version, seed=0)
         moves.append((weights(trainer)["model.norm.weight"] - before).abs().mean())
@@ -279,7 +279,7 @@ def test_a_restarted_trainer_knows_how_the_policy_has_fared(base: Path, tmp_path
     settings = with_settings(learning_rate=1e-6)
     good, bad = ([tiny.sample(f"{reward}-{i}", reward=reward) for i in range(128)] for reward in (1, -1))
     trainer = Trainer(base, settings)
-    trainer._schedule = Schedule(num_updates=39)
+    trainer._carried = Carried(schedule=Schedule(num_updates=39))
     first = trainer.update(good, version=40, seed=0)
     trainer.save(tmp_path)
     resumed = Trainer(base, settings)
@@ -289,6 +289,28 @@ def test_a_restarted_trainer_knows_how_the_policy_has_fared(base: Path, tmp_path
 
     assert first.learning_rate == pytest.approx(1e-6 * (8 / 40) ** 0.5)
     assert [one.learning_rate for one in results] == [1e-6, 1e-6]
+
+
+@pytest.mark.parametrize("method", ["opd", "topk"])
+def test_a_restarted_trainer_knows_how_far_hints_were_from_the_policy(base: Path, tmp_path: Path, method: str) -> None:
+    """Hints that want what no hint wanted before: the rate starts anew, without any reward, after a restart too."""
+    trainer = Trainer(base, with_settings(learning_rate=1e-6, method=method))
+    samples = on_policy(trainer, [tiny.sample(f"h{i}", reward=None, hinted=True) for i in range(16)])
+    gaps = [float((scored(trainer, s) - scored(trainer, s, hinted=True)).mean()) for s in samples]
+    near = Schedule(num_updates=39, last_gaps=(-1.0,) * WINDOW, least_gap=-1.0)
+    trainer._carried = Carried(schedule=near)
+
+    first = trainer.update(samples, version=40, seed=0)
+    trainer.save(tmp_path)
+    resumed = Trainer(base, trainer._settings)
+    resumed.restore(tmp_path)
+
+    assert resumed._carried == trainer._carried
+    assert resumed._carried.schedule.last_gaps[-16:] == pytest.approx(gaps, abs=1e-4)
+    assert first.mean_gap_nats == pytest.approx(-sum(gaps) / 16, abs=1e-4), "all answers are as long"
+    resumed._carried = Carried(schedule=replace(near, last_gaps=(*[-1.0] * 8, *[9.0] * 120)))
+    rates = [resumed.update(samples, version=version, seed=0).learning_rate for version in (41, 42)]
+    assert rates == [pytest.approx(1e-6 * (8 / 40) ** 0.5), 1e-6]
 
 
 def test_the_reference_is_the_base_also_after_a_restart(base: Path, tmp_path: Path) -> None:

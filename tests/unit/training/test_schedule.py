@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.training.step.packing import WINDOW_REWARDS, Schedule
+from clawstream.training.step.carried import LEAST_SHARE, WINDOW, Schedule
 
 BATCH = 16
 
@@ -35,8 +35,10 @@ def answers(share_good: float, num: int, seed: int = 0) -> list[int]:
     return [1 if rng.random() < share_good else -1 for _ in range(num)]
 
 
-def test_the_rate_is_constant_and_then_falls_with_the_inverse_square_root() -> None:
-    assert [rate(Schedule(num_updates=u), 2e-4) for u in (1, 8, 32, 128)] == pytest.approx([2e-4, 2e-4, 1e-4, 5e-5])
+def test_the_rate_is_constant_then_falls_with_the_inverse_square_root_and_never_under_a_quarter() -> None:
+    rates = [rate(Schedule(num_updates=u), 2e-4) for u in (1, 8, 32, 128, 129, 100_000)]
+    assert rates == pytest.approx([2e-4, 2e-4, 1e-4, 5e-5, 5e-5, 5e-5])
+    assert LEAST_SHARE == 0.25
 
 
 def test_the_rate_never_rises_by_itself() -> None:
@@ -48,7 +50,7 @@ def test_the_rate_never_rises_by_itself() -> None:
 def test_where_people_want_something_else_the_rate_starts_anew_within_a_window() -> None:
     before = run_through(answers(0.9, 64 * BATCH))
     assert [one.num_updates for one in before] == list(range(1, 65))
-    after = run_through(answers(0.1, WINDOW_REWARDS), before[-1])
+    after = run_through(answers(0.1, WINDOW), before[-1])
     [anew] = [place for place, one in enumerate(after) if one.num_updates == 1]
     assert rate(after[anew]) == 1.0
     assert rate(before[-1]) < 0.5
@@ -72,11 +74,60 @@ def test_a_policy_that_learns_is_not_taken_for_one_that_fails() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([-1, 1]), max_size=BATCH), max_size=40))
-def test_a_schedule_follows_from_the_rewards_and_remembers_no_more_than_a_window(
+def test_a_schedule_follows_from_rewards_and_gaps_and_remembers_no_more_than_a_window(
     batches: list[list[int]],
 ) -> None:
     one = two = Schedule()
-    for rewards in batches:
-        one, two = one.after(rewards), two.after(rewards)
+    for numbers in batches:
+        one, two = (of.after(numbers).having_seen(numbers) for of in (one, two))
         assert one == two
-        assert len(one.last_rewards) <= WINDOW_REWARDS
+        assert max(len(one.last_rewards), len(one.last_gaps)) <= WINDOW
+
+
+def gaps_seen(means: list[float], seed: int, schedule: Schedule | None = None) -> list[Schedule]:
+    """The schedules of updates with 8 hinted answers each, whose gaps scatter as widely as they are."""
+    rng = random.Random(seed)
+    schedules = []
+    schedule = schedule or Schedule()
+    for mean in means:
+        schedule = schedule.after([]).having_seen([rng.gauss(mean, mean + 0.1) for _ in range(8)])
+        schedules.append(schedule)
+    return schedules
+
+
+def anew(schedules: list[Schedule]) -> int:
+    """How often the next step is at the peak again."""
+    return sum(one.num_updates == 0 for one in schedules)
+
+
+def test_where_hints_want_something_else_the_rate_starts_anew_once_without_any_reward() -> None:
+    before = gaps_seen([0.5 - 0.4 * min(1, step / 32) for step in range(64)], 0)
+    assert [one.num_updates for one in before] == list(range(1, 65))
+    after = gaps_seen([0.5] * 64, 1, before[-1])
+    assert anew(after) == 1
+    [place] = [place for place, one in enumerate(after) if one.num_updates == 0]
+    assert place < WINDOW // 8
+    assert rate(after[place + 1]) == 1.0
+
+
+@pytest.mark.parametrize("mean", [0.0, 0.02, 0.3, 2.0])
+def test_gaps_that_scatter_by_chance_do_not_start_it_anew(mean: float) -> None:
+    assert sum(anew(gaps_seen([mean] * 200, seed)) > 0 for seed in range(20)) <= 1
+
+
+@pytest.mark.parametrize(("rises_to", "num_updates"), [(0.19, 40), (0.21, 0)])
+def test_gaps_that_rise_by_less_than_twice_do_not_start_it_anew(rises_to: float, num_updates: int) -> None:
+    """However certain the rise is: all gaps of a window are alike."""
+    seen = Schedule(num_updates=40).having_seen([0.1] * WINDOW)
+    assert seen.having_seen([rises_to] * WINDOW).num_updates == num_updates
+
+
+def test_fewer_gaps_than_a_window_say_nothing() -> None:
+    few = Schedule().having_seen([0.1] * (WINDOW - 1))
+    assert few.least_gap is None
+    assert few.having_seen([9.0] * WINDOW).num_updates == 0
+    seen = Schedule(num_updates=40).having_seen([0.1] * WINDOW)
+    assert seen.num_updates == 40
+    assert seen.least_gap == pytest.approx(0.1)
+    assert seen.having_seen([0.3]).num_updates == 40
+    assert seen.having_seen([9.0 + i for i in range(WINDOW)]) == Schedule()

@@ -1,0 +1,82 @@
+"""What a trainer remembers from version to version beside tensors: the learning rate's course, and the gate's. Pure.
+
+The learning rate falls with the updates, never under a quarter of its peak, and starts again at its peak when people
+want something else. Two signs say so, of which one needs no rewards: the mean of the last rewards fell far below its
+best, or the last hints are much further from what the policy says than they were at best. An answer's gap is how much
+more probable the policy finds it than its teacher, who saw the hint: nats, the mean over its trained tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import sqrt
+from statistics import fmean
+from typing import Any
+
+from clawstream.training.publishing import GateMemory
+
+CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
+LEAST_SHARE = 0.25  # of the peak; it is reached after 128 updates
+WINDOW = 128  # rewards, or gaps
+RESTART_DROP = 0.5  # of the mean of rewards -1 and 1: over five standard deviations, if the rewards were coin tosses
+RESTART_FACTOR = 2.0  # of the mean gap
+RESTART_DEVIATIONS = 7.0  # of a window's mean gap; a smaller rise above the least of many windows may be chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The updates, rewards and gaps since the learning rate last started at its peak."""
+
+    num_updates: int = 0  # without rejected steps; a rollback restores it
+    last_rewards: tuple[float, ...] = ()  # at most a window of them, the newest last
+    best_mean: float | None = None  # of a window of rewards; None: no window was full yet
+    last_gaps: tuple[float, ...] = ()  # at most a window of them, the newest last
+    least_gap: float | None = None  # the mean of a window of gaps; None: no window was full yet
+
+    def after(self, rewards: Sequence[float]) -> "Schedule":
+        """Return the schedule for one more step, whose samples have these rewards."""
+        last = (*self.last_rewards, *rewards)[-WINDOW:]
+        best = self.best_mean
+        if len(last) == WINDOW:
+            mean = fmean(last)
+            best = mean if best is None else max(best, mean)
+            if mean <= best - RESTART_DROP:
+                return Schedule(num_updates=1)
+        return replace(self, num_updates=self.num_updates + 1, last_rewards=last, best_mean=best)
+
+    def having_seen(self, gaps: Sequence[float]) -> "Schedule":
+        """Return the schedule once the step's gaps, of its hinted answers, are known: the next step goes by them."""
+        last = (*self.last_gaps, *gaps)[-WINDOW:]
+        least = self.least_gap
+        if len(last) == WINDOW:
+            mean = fmean(last)
+            least = mean if least is None else min(least, mean)
+            deviation = sqrt(fmean((gap - mean) ** 2 for gap in last) / WINDOW)
+            if mean >= RESTART_FACTOR * least and mean - least > RESTART_DEVIATIONS * deviation:
+                return Schedule()
+        return replace(self, last_gaps=last, least_gap=least)
+
+    def learning_rate(self, *, peak: float) -> float:
+        """Return the rate of the newest step: `peak` at first, then falling with the inverse square root to the floor.
+
+        The pieces meet: update `CONSTANT_UPDATES` has the peak by either rule.
+        """
+        return peak * max(LEAST_SHARE, min(1.0, sqrt(CONSTANT_UPDATES / max(1, self.num_updates))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """All of it, as a checkpoint keeps it, so that a rollback restores it."""
+
+    schedule: Schedule = Schedule()
+    gate: GateMemory = field(default_factory=GateMemory)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Carried":
+        """Return what a checkpoint's plain values describe."""
+        saved = plain["schedule"]
+        windows = {name: tuple(saved[name]) for name in ("last_rewards", "last_gaps")}
+        return cls(schedule=Schedule(**saved | windows), gate=GateMemory.of(plain["gate"]))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the plain values that `of` takes."""
+        return {"schedule": asdict(self.schedule), "gate": self.gate.plain()}
