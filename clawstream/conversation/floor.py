@@ -27,26 +27,41 @@ from clawstream.events import (
 Hint = HintFound | HintAbsent
 
 
+def is_cut(answer: ExchangeCompleted) -> bool:
+    """Return whether the answer ran into the policy's own limit: nobody asked for so few tokens, and it did not end."""
+    return answer.finish_reason is FinishReason.LENGTH and not answer.sampling.limit_by_client
+
+
 def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
-    """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on."""
-    message = parse(answer.message)
-    if not answer.output_ids or not (text_of(message).strip() or tool_calls_of(message)):
+    """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on.
+
+    A cut answer is trained on whatever is in it, as its reward is known: thinking alone, or one thing over and over.
+    """
+    if not answer.output_ids:
         return RefusalReason.EMPTY_ANSWER
-    if answer.finish_reason is FinishReason.LENGTH:
-        return RefusalReason.TRUNCATED
-    if loops(answer.output_ids):
-        return RefusalReason.LOOPING
+    if not is_cut(answer) and (reason := _unusable(answer)) is not None:
+        return reason
     trained = tuple([int(value is not None and math.isfinite(value)) for value in answer.output_logprobs])
     if len(trained) != len(answer.output_ids) or not any(trained):
         return RefusalReason.MISALIGNED
     return trained
 
 
+def _unusable(answer: ExchangeCompleted) -> RefusalReason | None:
+    message = parse(answer.message)
+    if not (text_of(message).strip() or tool_calls_of(message)):
+        return RefusalReason.EMPTY_ANSWER
+    if answer.finish_reason is FinishReason.LENGTH:
+        return RefusalReason.TRUNCATED
+    return RefusalReason.LOOPING if loops(answer.output_ids) else None
+
+
 class Teaches(NamedTuple):
-    """Whether the trainer can use a sample of an answer: by a verdict of -1 or 1, and by a hint."""
+    """Whether the trainer can use a sample of an answer: by a verdict of -1 or 1, by a hint, or as it stands."""
 
     by_verdict: bool
     by_hint: bool
+    unasked: bool = False  # it was cut, which is a reward that no verdict changes
 
 
 def teaches(answer: ExchangeCompleted, learns: LearnsFrom) -> Teaches:
@@ -54,7 +69,9 @@ def teaches(answer: ExchangeCompleted, learns: LearnsFrom) -> Teaches:
     if isinstance(mask(answer), RefusalReason):
         return Teaches(False, False)
     is_own = answer.sampling.of_the_policy
-    return Teaches(learns.verdicts and is_own, learns.hints and (is_own or learns.hints_off_distribution))
+    by_reward = learns.verdicts and is_own
+    by_hint = learns.hints and (is_own or learns.hints_off_distribution)
+    return Teaches(by_reward, by_hint, unasked=by_reward and is_cut(answer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,4 +134,5 @@ def second_looks(
 
 
 def _serves(by: Teaches, verdict: VerdictReached, hint: Hint) -> bool:
-    return (by.by_hint and isinstance(hint, HintFound)) or (by.by_verdict and verdict.score in (-1, 1))
+    by_verdict = by.unasked or (by.by_verdict and verdict.score in (-1, 1))
+    return by_verdict or (by.by_hint and isinstance(hint, HintFound))

@@ -86,6 +86,7 @@ class Sampling:
     seed: int | None  # None: the engine's choice
     stop: tuple[str, ...]
     shaping: Shaping | None = None  # None: the distribution is the policy's own
+    limit_by_client: bool = True  # it asked for so few tokens; False: the gateway's default or the context is the limit
 
     @property
     def is_greedy(self) -> bool:

@@ -21,7 +21,7 @@ class RefusalReason(StrEnum):
     NO_NEXT_STATE = "no_next_state"  # the session ended, and none of its answers was paired with a next state
     FLOOR_UNDECIDED = "floor_undecided"  # the second look that the floor asks for gave no -1 or 1 either
     EMPTY_ANSWER = "empty_answer"
-    TRUNCATED = "truncated"  # the answer ran into max_tokens
+    TRUNCATED = "truncated"  # the answer ran into the client's max_tokens
     LOOPING = "looping"  # the answer ends in the same tokens over and over
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
     INTERRUPTED = "interrupted"  # the client left; the settings exclude such answers, or the version is not known
@@ -123,6 +123,7 @@ class SampleAssembled(SessionEvent):
     step_index: int | None = None  # of this turn in its attempt; None exactly when `group_id` is
     refreshed_id: str | None = None  # the refreshed answer that this is a sample of; None: of the turn's own answer
     hint_by_person: bool = False  # the hint is a person's own words; False: it is a judge's, or there is none
+    cut: bool = False  # the answer ran into the policy's own limit, so `reward` is -1, whatever a judge said
 
     @property
     def learned_reward(self) -> float | None:

@@ -1,9 +1,9 @@
 """The samples that the newest fact of a session may complete, and what is kept of a session that is over. Pure.
 
 A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. An answer without a
-verdict is due once there is feedback on it and no verdict is to come. Newer feedback makes both due again. A refreshed
-answer's sample depends on that answer and the hint alone, a person's or else a judge's, never on scores of the turn's
-own answer.
+verdict is due once no verdict is to come, if there is feedback on it or it was cut. Newer feedback makes both due
+again. A refreshed answer's sample depends on that answer and the hint alone, a person's or else a judge's, never on
+scores of the turn's own answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from clawstream.conversation.floor import Teaches, second_looks, teaches
+from clawstream.conversation.floor import Teaches, is_cut, second_looks, teaches
 from clawstream.conversation.history import buried, only
 from clawstream.events import (
     NOBODY,
@@ -105,6 +105,7 @@ def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> 
     """Return the samples to be joined now that `event` is known: for the first time, or with new feedback."""
     keys = [key for key in _completed(session, event) if is_ready(session, key)]
     keys += _of_feedback_alone(session, event, judged=judged)
+    keys += _of_cut_answers(session, event, judged=judged)
     if grouped and not judged:
         keys += _of_a_group(session, event)
     own = [
@@ -153,6 +154,17 @@ def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> 
     ]
     alone = never_judged(session, new) if judged else [turn_id for turn_id in new if turn_id in session.answers]
     return [_alone(turn_id) for turn_id in alone]
+
+
+def _of_cut_answers(session: JoiningState, event: Event, *, judged: bool) -> list[VerdictKey]:
+    """Return the answers that ran into the policy's own limit and get no verdict, as `event` shows."""
+    match event:
+        case ExchangeCompleted() | TurnOrphaned() | TurnsSettled():
+            cut = [turn_id for turn_id, answer in session.answers.items() if is_cut(answer.exchange)]
+        case _:
+            return []
+    new = [turn_id for turn_id in cut if _alone(turn_id) not in session.joined]
+    return [_alone(turn_id) for turn_id in (never_judged(session, new) if judged else new)]
 
 
 def _of_a_group(session: JoiningState, event: Event) -> list[VerdictKey]:

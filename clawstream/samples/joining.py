@@ -4,14 +4,15 @@ The one rule: a sample depends only on its answer, its verdict, its hint (with t
 the teacher) and the feedback that it counts. A person's hint is in the place of a judge's. A sample is written when the
 last of these facts is read, so the same facts give the same bytes in any order. An answer gets a sample if it has a
 hint, a verdict of -1 or 1, or scored feedback. A step of a group gets one anyway: the attempt's outcome rewards it.
-Later feedback makes a newer sample.
+An answer that ran
+into the policy's own limit is -1, judged or not. Later feedback makes a newer sample.
 """
 
 from dataclasses import replace
 from typing import NamedTuple
 
 from clawstream.conversation.continuing import Renderer
-from clawstream.conversation.floor import mask
+from clawstream.conversation.floor import is_cut, mask
 from clawstream.conversation.history import WholeRequest, rebuild, with_entry
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
@@ -167,6 +168,10 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
     if isinstance(said, RefusalReason):
         return _Joined(said, session.recalled)
     trained = mask(answer.exchange)
+    if sought.given is not None and is_cut(answer.exchange):
+        trained = (
+            RefusalReason.TRUNCATED
+        )  # of an answer given anew only the hint counts, and it was not read to its end
     if isinstance(trained, RefusalReason):
         return _Joined(trained, session.recalled)
     request = _request(session, answer)
@@ -199,6 +204,8 @@ def _said(
     words = opinions_of(session, key.turn_id).hint
     hint = words or (found.hint if isinstance(found, HintFound) else None)
     judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
+    if of_its_own and is_cut(answer.exchange):
+        judged = -1
     opinions = opinions_of(session, key.turn_id) if of_its_own else Opinions()
     without_hint = judged is not None or bool(opinions.scores)
     floor = key.revision == FLOOR_LOOK
@@ -244,6 +251,7 @@ def _without_hint(
         group_id=exchange.group_id,
         step_index=_step_index(answer),
         refreshed_id=None if sought.given is None else sought.given.event_id,
+        cut=said.parts.judge is not None and is_cut(exchange),
     )
 
 

@@ -235,11 +235,11 @@ def _entropy_gone(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLike
 
 
 def _verdicts(samples: Sequence[SampleAssembled]) -> tuple[JudgedReward, ...]:
-    """Return the judge's verdicts that count: one that people overruled teaches nothing."""
+    """Return the judge's verdicts that count: not those on cut answers, nor those that people overruled."""
     return tuple(
         JudgedReward(good=s.reward > 0, hinted=s.hinted_prompt_ids is not None)
         for s in samples
-        if s.reward is not None and _counts(s)
+        if s.reward is not None and _counts(s) and not s.cut
     )
 
 

@@ -352,6 +352,7 @@ def sampling_of(
         seed=asked.seed,
         stop=asked.stop,
         shaping=shaping,
+        limit_by_client=asked.max_tokens is not None and asked.max_tokens <= max_tokens,
     )
 
 

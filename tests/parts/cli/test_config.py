@@ -50,6 +50,6 @@ def test_every_setting_is_printed_with_its_words() -> None:
     ],
 )
 def test_an_adapter_s_learning_rate_is_its_own_unless_one_is_set(said: dict[str, float], rate: float) -> None:
-    training = Settings(environment=False, training=said).training  # type: ignore[arg-type]
+    training = Settings(environment=False, training=said).training
     assert training.learning_rate == rate
     assert ("learning_rate" in training.model_fields_set) == ("learning_rate" in said)

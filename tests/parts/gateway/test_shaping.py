@@ -102,11 +102,20 @@ def test_unless_the_settings_say_otherwise_no_limit_is_named_and_the_temperature
 
 
 @pytest.mark.parametrize(
-    ("asked", "default", "expected"), [(None, None, 90), (None, 20, 20), (None, 500, 90), (30, 20, 30), (500, 20, 90)]
+    ("asked", "default", "expected", "by_client"),
+    [
+        (None, None, 90, False),
+        (None, 20, 20, False),
+        (None, 500, 90, False),
+        (30, 20, 30, True),
+        (90, 20, 90, True),
+        (500, 20, 90, False),
+    ],
 )
 def test_where_nobody_names_a_limit_an_answer_may_have_what_the_context_leaves(
-    asked: int | None, default: int | None, expected: int
+    asked: int | None, default: int | None, expected: int, by_client: bool
 ) -> None:
+    """And it is on record whether the client asked for no more."""
     sampling = sampling_of(
         read_request({"messages": QUESTION, "max_tokens": asked}).asked,
         grammar=None,
@@ -115,7 +124,7 @@ def test_where_nobody_names_a_limit_an_answer_may_have_what_the_context_leaves(
         default_max_tokens=default,
         default_temperature=0.7,
     )
-    assert (sampling.max_tokens, sampling.temperature) == (expected, 0.7)
+    assert (sampling.max_tokens, sampling.limit_by_client, sampling.temperature) == (expected, by_client, 0.7)
 
 
 async def test_an_answer_of_one_call_at_most_ends_with_it_and_is_the_policy_s_own(gateway: RunningGateway) -> None:

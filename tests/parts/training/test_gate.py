@@ -262,6 +262,13 @@ def test_a_judge_is_seen_to_say_yes_to_everything_where_it_begins_suddenly_and_n
     assert one_sided(rewarded(*[1] * 15, -1), after(*[-1] * 32)) is None
 
 
+def test_answers_that_were_cut_don_t_hide_a_judge_that_says_yes_to_everything() -> None:
+    cut = [replace(sample, cut=True) for sample in rewarded(-1, -1)]
+    assert "6 of the 32" in (
+        one_sided([*rewarded(*[1] * 16), *cut], after(*[1, -1, -1, -1, -1] * 6, -1, -1).after(cut)) or ""
+    )
+
+
 def test_a_judge_whose_word_people_overrule_is_not_seen_to_say_yes_to_everything() -> None:
     overruled = [replace(sample, person_reward=-1.0, total_reward=-1.0) for sample in rewarded(*[1] * 16)]
     assert one_sided(overruled, after(*[1, -1, -1, -1, -1] * 6, -1, -1)) is None
