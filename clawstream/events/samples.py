@@ -124,6 +124,7 @@ class SampleAssembled(SessionEvent):
     refreshed_id: str | None = None  # the refreshed answer that this is a sample of; None: of the turn's own answer
     hint_by_person: bool = False  # the hint is a person's own words; False: it is a judge's, or there is none
     cut: bool = False  # the answer ran into the policy's own limit, so `reward` is -1, whatever a judge said
+    calls_tools: bool = False  # the answer calls a tool, so what follows it is the tool's word
 
     @property
     def learned_reward(self) -> float | None:

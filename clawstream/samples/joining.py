@@ -14,6 +14,7 @@ from typing import NamedTuple
 from clawstream.conversation.continuing import Renderer
 from clawstream.conversation.floor import is_cut, mask
 from clawstream.conversation.history import WholeRequest, rebuild, with_entry
+from clawstream.conversation.messages import parse, tool_calls_of
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     EVERYTHING,
@@ -252,6 +253,7 @@ def _without_hint(
         step_index=_step_index(answer),
         refreshed_id=None if sought.given is None else sought.given.event_id,
         cut=said.parts.judge is not None and is_cut(exchange),
+        calls_tools=bool(tool_calls_of(parse(exchange.message))),
     )
 
 

@@ -47,10 +47,15 @@ class Scored:
     old: list[Tensor] | None  # [T] each; None: only one step, so the weights being trained are the old ones
     reference: list[Tensor] | None  # [T] each; None only without a leash
     advantages: Sequence[float] | None = None  # one per sample; None: they follow from the rewards
+    tool_baseline: float = 0.0  # the usual reward of an answer that calls tools
 
     def wanted(self, index: int) -> float | None:
         """How much the sample's answer is to become likelier, hints aside; None: there is no signal."""
-        return self.samples[index].learned_reward if self.advantages is None else self.advantages[index]
+        if self.advantages is not None:
+            return self.advantages[index]
+        sample = self.samples[index]
+        reward = sample.learned_reward
+        return reward if reward is None or not sample.calls_tools else reward - self.tool_baseline
 
 
 class BatchLoss:
@@ -75,6 +80,7 @@ class BatchLoss:
         reference: Weights,
         moves: bool,
         advantages: Sequence[float] | None = None,
+        tool_baseline: float = 0.0,
     ) -> Scored:
         """Return the scores that the loss needs; `teacher` None: the current weights.
 
@@ -108,6 +114,7 @@ class BatchLoss:
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
             reference=answers if self.objective.kl > 0 else None,
             advantages=advantages,
+            tool_baseline=tool_baseline,
         )
 
     def _taught(self, suffixes: list[Suffix], teacher: Weights | None) -> tuple[list[Tensor], list[Top]]:

@@ -1,4 +1,6 @@
-"""What a trainer remembers from version to version beside tensors: the learning rate's course, and the gate's. Pure.
+"""What a trainer remembers from version to version beside tensors. Pure.
+
+It is the learning rate's course, the rewards of answers that call tools, and the gate's memory.
 
 The learning rate falls with the updates, never under a quarter of its peak, and starts again at its peak when people
 want something else. Two signs say so, of which one needs no rewards: the mean of the last rewards fell far below its
@@ -12,12 +14,14 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
+from clawstream.events import SampleAssembled
 from clawstream.training.publishing import GateMemory
 
 CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
 LEAST_SHARE = 0.25  # of the peak; it is reached after 128 updates
 WINDOW = 128  # rewards, or gaps
 RESTART_DROP = 0.5  # of the mean of rewards -1 and 1: over five standard deviations, if the rewards were coin tosses
+LEAST_REWARDS = 8  # fewer have no mean to speak of
 RESTART_FACTOR = 2.0  # of the mean gap
 RESTART_DEVIATIONS = 7.0  # of a window's mean gap; a smaller rise above the least of many windows may be chance
 
@@ -64,10 +68,31 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalls:
+    """The rewards of answers that call tools, of which nearly all are good: what is usual teaches nothing.
+
+    Other answers are people's to judge, where what is usual is what they want, so their rewards are taken as they are.
+    """
+
+    last_rewards: tuple[float, ...] = ()  # at most a window of them, the newest last
+
+    @property
+    def baseline(self) -> float:
+        """What is subtracted from such an answer's reward: the mean, or 0 where too few are known."""
+        return fmean(self.last_rewards) if len(self.last_rewards) >= LEAST_REWARDS else 0.0
+
+    def after(self, samples: Sequence[SampleAssembled]) -> "ToolCalls":
+        """Return the rewards with those of a step's samples."""
+        new = [s.learned_reward for s in samples if s.calls_tools and s.learned_reward is not None]
+        return ToolCalls(last_rewards=(*self.last_rewards, *new)[-WINDOW:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     """All of it, as a checkpoint keeps it, so that a rollback restores it."""
 
     schedule: Schedule = Schedule()
+    tool_calls: ToolCalls = ToolCalls()
     gate: GateMemory = field(default_factory=GateMemory)
 
     @classmethod
@@ -75,8 +100,16 @@ class Carried:
         """Return what a checkpoint's plain values describe."""
         saved = plain["schedule"]
         windows = {name: tuple(saved[name]) for name in ("last_rewards", "last_gaps")}
-        return cls(schedule=Schedule(**saved | windows), gate=GateMemory.of(plain["gate"]))
+        return cls(
+            schedule=Schedule(**saved | windows),
+            tool_calls=ToolCalls(last_rewards=tuple(plain["tool_calls"]["last_rewards"])),
+            gate=GateMemory.of(plain["gate"]),
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values that `of` takes."""
-        return {"schedule": asdict(self.schedule), "gate": self.gate.plain()}
+        return {
+            "schedule": asdict(self.schedule),
+            "tool_calls": asdict(self.tool_calls),
+            "gate": self.gate.plain(),
+        }

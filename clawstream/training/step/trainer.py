@@ -114,7 +114,7 @@ class Trainer:
                     gate.let_out(version=version, seed=seed)
         mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, len(samples))
         memory = self._carried.gate.after(samples, as_it_is=gate is not None and gate.as_it_is)
-        self._carried = replace(self._carried, gate=memory)
+        self._carried = replace(self._carried, gate=memory, tool_calls=self._carried.tool_calls.after(samples))
         return StepSummary(
             num_samples=len(samples),
             num_hinted=sum(hint_counts(s, by_engine=settings.by_engine) for s in samples),
@@ -136,6 +136,7 @@ class Trainer:
         return self._loss.score(
             [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
+            tool_baseline=self._carried.tool_calls.baseline,
         )  # fmt: skip
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:

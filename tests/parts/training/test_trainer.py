@@ -12,7 +12,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import TrainingDiverged, UnusableCheckpoint
 from clawstream.events import SampleAssembled
 from clawstream.inference.model_folder import STATE_FOLDER
-from clawstream.training.step.carried import WINDOW, Carried, Schedule
+from clawstream.training.step.carried import WINDOW, Carried, Schedule, ToolCalls
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import EMA_DECAY, Trainer
 from clawstream.training.torch_model import TorchModel
@@ -143,6 +143,22 @@ def test_the_first_step_has_the_gradient_worked_out_by_hand(base: Path) -> None:
     norm = torch.stack([g.square().sum() for g in expected]).sum().sqrt()
     assert update.grad_norm == pytest.approx(float(norm), rel=1e-4)
     assert update.loss.loss_nats == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(("calls_tools", "loss"), [(True, -0.25), (False, -1.0)])
+def test_of_an_answer_that_calls_tools_what_is_usual_teaches_nothing(
+    base: Path, calls_tools: bool, loss: float
+) -> None:
+    """On policy, with a reward only, the loss is minus what is wanted."""
+    trainer = Trainer(base, with_settings(kl=0.0))
+    trainer._carried = Carried(tool_calls=ToolCalls(last_rewards=(1.0,) * 7 + (-1.0,)))
+    samples = on_policy(trainer, [tiny.sample("a", reward=1)])
+
+    update = trainer.update([replace(samples[0], calls_tools=calls_tools)], version=1, seed=0)
+
+    assert update.loss.loss_nats == pytest.approx(loss, rel=1e-4)
+    assert update.mean_reward == 1.0, "it is on record as it was given"
+    assert len(trainer._carried.tool_calls.last_rewards) == 8 + calls_tools
 
 
 def test_the_rate_of_a_later_update_moves_the_weights_less(base: Path) -> None:

@@ -52,6 +52,16 @@ def test_an_answer_that_can_not_be_trained_on_is_refused_with_its_reason(
     assert (mask(asked), refused.turn_id, refused.reason) == (reason, asked.exchange_id, reason)
 
 
+def test_a_sample_says_whether_its_answer_calls_tools() -> None:
+    calling: Json = {"role": "assistant", "content": "let me see", "tool_calls": recorded.LOOKING["tool_calls"]}
+    session = Session()
+    session.ask([user("a")], calling)
+    session.ask([user("a"), calling, *recorded.TOOL_RESULTS[3:5]], "b")
+    session.ask([user("a"), calling, *recorded.TOOL_RESULTS[3:5], assistant("b"), user("c")], "d")
+    samples = Flow(Oracle(GOOD)).run(session.written).of(SampleAssembled)
+    assert [sample.calls_tools for sample in samples] == [True, False]
+
+
 def test_an_answer_of_tool_calls_alone_is_not_empty() -> None:
     calling: Json = {"role": "assistant", "content": None, "tool_calls": recorded.LOOKING["tool_calls"]}
     answer = Session().ask([user("a")], {**calling, "content": "x"})

@@ -1,0 +1,32 @@
+"""What is usual for an answer that calls tools is subtracted from its reward."""
+
+from dataclasses import replace
+
+import pytest
+
+from clawstream.events import SampleAssembled
+from clawstream.training.step.carried import LEAST_REWARDS, WINDOW, Carried, ToolCalls
+from tests.parts.training import tiny
+
+
+def calling(*rewards: int | None) -> list[SampleAssembled]:
+    return [replace(tiny.sample(f"c{i}", reward=reward), calls_tools=True) for i, reward in enumerate(rewards)]
+
+
+def test_the_mean_of_the_last_ones_counts_once_there_are_eight() -> None:
+    few = ToolCalls().after(calling(*[1] * (LEAST_REWARDS - 1)))
+    assert (LEAST_REWARDS, few.baseline) == (8, 0.0)
+    assert few.after(calling(-1)).baseline == pytest.approx(6 / 8)
+    full = few.after(calling(*[-1] * 8 * WINDOW))
+    assert (len(full.last_rewards), full.baseline) == (WINDOW, -1.0)
+
+
+def test_other_answers_and_those_without_a_reward_are_not_in_it() -> None:
+    samples = [*calling(*[1, -1] * 4, *[None] * 9), *(tiny.sample(f"t{i}", reward=-1) for i in range(9))]
+    assert ToolCalls().after(samples).baseline == 0.0
+    assert len(ToolCalls().after(samples).last_rewards) == 8
+
+
+def test_it_goes_on_in_the_checkpoint() -> None:
+    carried = Carried(tool_calls=ToolCalls().after(calling(*[1] * 9)))
+    assert Carried.of(carried.plain()) == carried
