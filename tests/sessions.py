@@ -78,6 +78,9 @@ class Letters:
     ) -> tuple[int, ...] | None:
         return (*output_ids, *self.prompt_ids(between, options)) if output_ids else None
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
 
 @dataclass
 class Session:

@@ -101,6 +101,11 @@ class TrainingSettings(Section):
         description="combined: weight of the forward divergence from the teacher's 50 likeliest tokens; none: 1, or "
         "0 where there is no such divergence",
     )
+    w_thinking: float = Field(
+        1.0,
+        ge=0,
+        description="weight of an answer's thought in its loss, as no judge saw it; 0: it is not learned from",
+    )
     kl: float = Field(0.02, ge=0, description="weight of the leash, the policy's divergence from the base; 0: none")
     epochs: int = Field(1, ge=1, description="passes over each batch")
     teacher: Literal["reference", "ema", "current", "engine"] = Field(

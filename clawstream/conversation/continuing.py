@@ -121,6 +121,9 @@ class Renderer(Protocol):
     ) -> TokenIds | None:
         """The ids after `prompt_ids`: `output_ids`, `between`, and the cue for an answer; None: it can't go on."""
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`, markup included."""
+
 
 class PromptOrigin(StrEnum):
     """How a prompt was made."""

@@ -6,12 +6,14 @@ arrived.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from clawstream.conversation.continuing import Renderer
 from clawstream.conversation.history import SettledTurns
-from clawstream.conversation.messages import loops, parse, text_of, tool_calls_of
+from clawstream.conversation.messages import Message, loops, parse, text_of, tool_calls_of
 from clawstream.events import (
     ExchangeCompleted,
     FinishReason,
@@ -20,11 +22,13 @@ from clawstream.events import (
     LearnsFrom,
     Mask,
     RefusalReason,
+    TokenIds,
     TurnPaired,
     VerdictReached,
 )
 
 Hint = HintFound | HintAbsent
+_HALF = "\ufffd"  # how bytes are shown that form no character yet
 
 
 def is_cut(answer: ExchangeCompleted) -> bool:
@@ -54,6 +58,25 @@ def _unusable(answer: ExchangeCompleted) -> RefusalReason | None:
     if answer.finish_reason is FinishReason.LENGTH:
         return RefusalReason.TRUNCATED
     return RefusalReason.LOOPING if loops(answer.output_ids) else None
+
+
+def num_thinking(message: Message, output_ids: TokenIds, renderer: Renderer) -> int:
+    """Return how many of an answer's first tokens are its thought, of which judges see nothing, the end mark left out.
+
+    0 where it has none, and where the thought that the client was shown is not in one piece in what was sampled.
+    """
+    thought = message.get("reasoning_content")
+    if not isinstance(thought, str) or not thought:
+        return 0
+    start = renderer.decode(output_ids).find(thought)
+    if start < 0:
+        return 0
+    end = start + len(thought)
+
+    def num_characters(num: int) -> int:
+        return len(renderer.decode(output_ids[:num]).rstrip(_HALF))
+
+    return bisect_left(range(len(output_ids)), end, key=num_characters)
 
 
 class Teaches(NamedTuple):

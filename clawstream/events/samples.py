@@ -125,6 +125,7 @@ class SampleAssembled(SessionEvent):
     hint_by_person: bool = False  # the hint is a person's own words; False: it is a judge's, or there is none
     cut: bool = False  # the answer ran into the policy's own limit, so `reward` is -1, whatever a judge said
     calls_tools: bool = False  # the answer calls a tool, so what follows it is the tool's word
+    num_thinking: int = 0  # tokens at its beginning that are thinking, which no judge saw; 0: none, or it's not known
 
     @property
     def learned_reward(self) -> float | None:

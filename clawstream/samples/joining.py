@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from clawstream.conversation.continuing import Renderer
-from clawstream.conversation.floor import is_cut, mask
+from clawstream.conversation.floor import is_cut, mask, num_thinking
 from clawstream.conversation.history import WholeRequest, rebuild, with_entry
 from clawstream.conversation.messages import parse, tool_calls_of
 from clawstream.errors import UnusableExchange
@@ -178,7 +178,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
     request = _request(session, answer)
     if request is None:
         return _Joined(RefusalReason.PROMPT_UNKNOWN, session.recalled)
-    plain = _without_hint(sought, answer, said, request.token_ids, trained)
+    plain = _without_hint(sought, answer, said, request.token_ids, trained, rules.renderer)
     if said.hint is None:
         return _Joined(plain, session.recalled)
     hinted = hinted_prompt(session, answer, request, said.hint, rules.renderer)
@@ -226,9 +226,10 @@ def _said(
 
 
 def _without_hint(
-    sought: Due, answer: CandidateAnswer, said: _SampleSignals, prompt_ids: TokenIds, trained: Mask
+    sought: Due, answer: CandidateAnswer, said: _SampleSignals, prompt_ids: TokenIds, trained: Mask, renderer: Renderer
 ) -> SampleAssembled:
     exchange = answer.exchange
+    message = parse(exchange.message)
     return SampleAssembled(
         session_id=exchange.session_id,
         **sought.key._asdict(),
@@ -253,7 +254,8 @@ def _without_hint(
         step_index=_step_index(answer),
         refreshed_id=None if sought.given is None else sought.given.event_id,
         cut=said.parts.judge is not None and is_cut(exchange),
-        calls_tools=bool(tool_calls_of(parse(exchange.message))),
+        calls_tools=bool(tool_calls_of(message)),
+        num_thinking=num_thinking(message, exchange.output_ids, renderer),
     )
 
 

@@ -262,17 +262,19 @@ class Gate:
 
         A hint gives a value for each token; without a hint the reward gives one value for all tokens.
         """
-        clip = GAP_CLIP_NATS
+        clip, num_thinking = GAP_CLIP_NATS, scored.samples[index].num_thinking
+        counts = [self._settings.w_thinking] * num_thinking + [1.0] * (len(seen.logps) - num_thinking)
         teacher = scored.hinted.get(index)
         if teacher is not None:
             student = scored.students.get(index)
             pairs = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
             gaps = [theirs - ours for theirs, ours in pairs]
-            return tuple(0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps)  # NaN: the gap is not known
+            held = [0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps]  # NaN: the gap is not known
+            return tuple(much * gap for much, gap in zip(counts, held, strict=False))
         wanted = scored.wanted(index)
         if wanted is None or self._settings.weights[0] == 0:
             return None
-        return (wanted,) * len(seen.logps)
+        return tuple(much * wanted for much in counts[: len(seen.logps)])
 
 
 def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:

@@ -73,7 +73,7 @@ _SAMPLES = """
         response_ids, response_logprobs, trained, temperature, policy_id, sampled_by(versions) AS policy_versions,
         versions, num_earlier_turns, total_reward, person_reward, environment_reward, heuristic_reward, num_feedback,
         teacher, teacher_logprobs, student_logprobs, student_version, group_id, step_index, refreshed_id,
-        hint_by_person, cut, calls_tools, log_time AS assembled_at
+        hint_by_person, cut, calls_tools, num_thinking, log_time AS assembled_at
     FROM samples
     ORDER BY session_id, source_partition, source_offset
 """

@@ -47,6 +47,8 @@ def _misaligned(sample: SampleAssembled) -> str | None:
     for name, values in rows.items():
         if values is not None and len(values) != num_tokens:
             return f"{name} has {len(values)} values: expected {num_tokens}, one per token of the response"
+    if not 0 <= sample.num_thinking <= num_tokens:
+        return f"num_thinking is {sample.num_thinking}: expected 0 to {num_tokens}, the tokens of the response"
     if not set(sample.trained) <= {0, 1}:
         return f"trained has a {max(sample.trained, key=abs)}: expected 0 or 1"
     return None

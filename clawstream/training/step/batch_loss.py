@@ -68,6 +68,7 @@ class BatchLoss:
         self._top_tokens = TOPK_TOKENS if settings.asks_likeliest else None
         self._divergence_weight = settings.divergence_weight
         self._distils = settings.method == "topk"
+        self._thinking_weight = settings.w_thinking
         w_binary, w_opd = settings.weights
         self._signals = Signals(w_binary=w_binary, w_opd=w_opd)
         self.objective = Objective(loss=settings.loss, kl=settings.kl)
@@ -140,13 +141,13 @@ class BatchLoss:
         hinted_B = torch.tensor([i in scored.hinted for i in group], device=new_BT.device)
         gap_BT = _gap(scored, group, known.old)
         trained_BT &= has_signal(rewarded_B, hinted_B, signals=self._signals).unsqueeze(1)
-        advantage_BT = token_advantages(reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals)
+        weight_BT = self._weight(scored, group, new_BT)
+        advantage_BT = weight_BT * token_advantages(reward_B, rewarded_B, gap_BT, hinted_B, signals=self._signals)
         beside_BT = None
         if self._top_tokens is not None:
             both_BT = scores.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
-            beside_BT = self._divergence_weight * divergence_where(
-                both_BT, scores.among_BTK, top_teacher_BTK, direction="forward"
-            )
+            divergence_BT = divergence_where(both_BT, scores.among_BTK, top_teacher_BTK, direction="forward")
+            beside_BT = self._divergence_weight * weight_BT * divergence_BT
         total, tally = policy_loss(
             new_BT, known, advantage_BT, trained_BT, objective=self.objective, beside_BT=beside_BT
         )
@@ -158,7 +159,8 @@ class BatchLoss:
         trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=scores.logp_BT.device)
         total, tally = distillation_loss(
             scores.logp_BT, scores.among_BTK, top_teacher_BTK, known, trained_BT,
-            objective=self.objective, weight=self._divergence_weight,
+            objective=self.objective,
+            weight=self._divergence_weight * self._weight(scored, group, scores.logp_BT),
         )  # fmt: skip
         return total, tally, _gaps(scored, group, _gap(scored, group, known.old), trained_BT)
 
@@ -189,6 +191,13 @@ class BatchLoss:
             reference_BT = _padded([scored.reference[i] for i in group], like_BT=here_BT)
         trained = [torch.tensor(s.trained, dtype=torch.float32) for s in samples]
         return LogProbs(old_BT, sampled_BT, reference_BT, scores.entropy_BT), _padded(trained, like_BT=here_BT) == 1
+
+    def _weight(self, scored: Scored, group: Sequence[int], like_BT: Tensor) -> Tensor:
+        """Return how much each token [B, T] counts beside the others: thinking by a setting, all others once."""
+        weight_BT = torch.ones_like(like_BT, requires_grad=False)
+        for row, index in enumerate(group):
+            weight_BT[row, : scored.samples[index].num_thinking] = self._thinking_weight
+        return weight_BT
 
     def _no_top(self, num_tokens: int) -> Top:
         assert self._top_tokens is not None

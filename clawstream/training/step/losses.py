@@ -238,9 +238,10 @@ def policy_loss(
 
 def distillation_loss(
     logp_new_BT: Tensor, top_new_BTK: Tensor, top_teacher_BTK: Tensor, known: LogProbs, trained_BT: Tensor, *,
-    objective: Objective, weight: float = 1.0,
+    objective: Objective, weight: float | Tensor = 1.0,
 ) -> tuple[Tensor, LossSums]:  # fmt: skip
-    """Return what `policy_loss` returns, for a loss of `weight` times the divergence of policy and teacher by place.
+    """Return what `policy_loss` returns, for a loss of `weight` ([B, T], or one number) times the divergence of policy
+    and teacher by place.
 
     Both are given as log-probs [B, T, K] of the same K tokens, the teacher's likeliest. All other tokens count as one
     more event, so that all probability is in the sum.

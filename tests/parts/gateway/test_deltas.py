@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clawstream.conversation.floor import num_thinking
 from clawstream.gateway.answering.deltas import AnswerStream, ReplyDelta
 from clawstream.rendering.renderer import PromptRenderer
 
@@ -255,6 +256,11 @@ def test_thought_tokens_are_those_between_the_marks_however_they_came(
     answer, _ = stream(renderer, f"<think>{said}" + ("</think>\n\nIt is 4." if ends else ""), cuts)
     expected = len(renderer.encode(said)) if said.strip() else 0
     assert answer.num_thought_tokens() == expected
+    shown = answer.message().get("reasoning_content", "")
+    num = num_thinking(answer.message(), tuple(answer.ids), renderer)
+    assert shown in renderer.decode(answer.ids[:num])
+    assert (num > 0) == bool(shown)
+    assert not num or shown not in renderer.decode(answer.ids[: num - 1])
 
 
 @given(pieces=st.lists(PIECES.filter(lambda piece: "<" not in piece), min_size=1, max_size=6), cuts=CUTS)

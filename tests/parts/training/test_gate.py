@@ -301,6 +301,22 @@ def test_where_hints_teach_good_answers_alone_are_something_to_learn_from() -> N
     assert one_sided(hinted_too, after(*[1] * (ALIKE_REWARDS - 15))) is None
 
 
+@pytest.mark.parametrize("hinted", [True, False])
+def test_thinking_is_to_move_as_much_as_it_counts(base: Path, hinted: bool) -> None:
+    sample = replace(tiny.sample("s", reward=1, hinted=hinted), num_thinking=3)
+    ways = []
+    for weight in (1.0, 0.5):
+        trainer = Trainer(base, SETTINGS.model_copy(update={"w_thinking": weight}))
+        scored = trainer._score([sample], [0], None)
+        gate = gating.Gate(
+            trainer._model, trainer._settings, [sample], GateMemory(), scored=scored, mine=[0], num_rejected=0
+        )
+        ways += [way for way in gate._wanted if way is not None]
+    whole, half = ways
+    assert half == pytest.approx([*(much / 2 for much in whole[:3]), *whole[3:]])
+    assert len(half) == len(sample.response_ids)
+
+
 def test_after_eight_rejections_in_a_row_the_judge_is_taken_as_it_is(base: Path) -> None:
     samples = [tiny.sample(f"s{i}", reward=1) for i in range(16)]
     for num_rejected, refused in ((7, True), (8, False)):

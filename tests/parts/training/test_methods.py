@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,23 @@ def test_a_whole_distribution_adds_its_own_gradient_to_that_of_the_advantages(ba
         gradients.append(gradient_of(trainer))
     both, advantages, divergence = gradients
     torch.testing.assert_close(both, advantages + 0.5 * divergence, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["combined", "binary", "opd", "topk"])
+def test_thinking_counts_as_much_as_the_settings_say(base: Path, method: str) -> None:
+    """All other tokens count as they did: with nothing for thinking, the gradient is theirs alone."""
+    changes = {"method": method, "kl": 0.0, "learning_rate": 1e-12}
+
+    def gradient(weight: float, **of_sample: Any) -> torch.Tensor:
+        trainer = Trainer(base, with_settings(w_thinking=weight, **changes), max_grad_norm=1e9)
+        [sample] = on_policy(trainer, [tiny.sample("a", reward=1, hinted=True)])
+        trainer.update([replace(sample, **of_sample)], version=1, seed=0)
+        return gradient_of(trainer)
+
+    whole, half, none = (gradient(weight, num_thinking=3) for weight in (1.0, 0.5, 0.0))
+    torch.testing.assert_close(whole, gradient(0.0), msg="without thinking nothing changes")
+    torch.testing.assert_close(half, (whole + none) / 2, atol=1e-5, rtol=1e-3)
+    torch.testing.assert_close(none, gradient(1.0, trained=(0, 0, 0, 1, 1, 1, 1)) * 4 / 7, atol=1e-5, rtol=1e-3)
 
 
 def test_the_teacher_s_whole_distribution_counts_as_much_as_gaps_unless_it_is_said_otherwise(base: Path) -> None:

@@ -33,6 +33,7 @@ FLAWS: list[tuple[dict[str, Any], str]] = [
     ({"trained": GOOD.trained * 2}, "trained has 14 values: expected 7"),
     ({"trained": GOOD.trained[1:]}, "trained has 6 values: expected 7"),
     ({"trained": (1,) * (N - 1) + (-5,)}, "trained has a -5"),
+    ({"num_thinking": N + 1}, "num_thinking is 8: expected 0 to 7"),
     ({"response_ids": (96,) * N}, "response_ids has the id 96: expected ids from 0 to 95"),
     ({"response_ids": (-1,) * N}, "response_ids has the id -1"),
     ({"prompt_ids": (10**6,)}, "prompt_ids has the id 1000000"),

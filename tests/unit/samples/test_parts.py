@@ -16,7 +16,7 @@ from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState as State
 from tests import recorded
 from tests.flow import Flow, Oracle
-from tests.sessions import EXCHANGES, HINTS, TURNS, VERDICTS, Json, Letters, Session, assistant, user
+from tests.sessions import EXCHANGES, HINTS, TURNS, VERDICTS, Json, Letters, Session, assistant, tokens, user
 from tests.unit.samples.test_flow import GOOD
 
 HINT = "Leave out the headings."
@@ -60,6 +60,27 @@ def test_a_sample_says_whether_its_answer_calls_tools() -> None:
     session.ask([user("a"), calling, *recorded.TOOL_RESULTS[3:5], assistant("b"), user("c")], "d")
     samples = Flow(Oracle(GOOD)).run(session.written).of(SampleAssembled)
     assert [sample.calls_tools for sample in samples] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "thought", "expected"),
+    [
+        ("<think>hm, so</think>4", "hm, so", "<think>hm, so"),
+        ("hm\n</think>\n4", "hm", "hm"),
+        ("<think>hm, wait", "hm, wait", "<think>hm, wait"),
+        ("äh</think>4", "äh", "äh"),
+        ("<think>hm</think>4<think>so</think>", "hmso", ""),
+        ("4", None, ""),
+        ("4", "", ""),
+    ],
+)
+def test_a_sample_says_how_much_of_its_answer_is_thinking(said: str, thought: str | None, expected: str) -> None:
+    shown: Json = {"role": "assistant", "content": "4", "reasoning_content": thought}
+    session = Session(sampled=lambda _: tokens(said.encode()))
+    session.ask([user("2+2?")], shown)
+    session.ask([user("2+2?"), shown, user("thanks")], "welcome")
+    [sample] = Flow(Oracle(GOOD)).run(session.written).of(SampleAssembled)
+    assert bytes(sample.response_ids[: sample.num_thinking]).decode() == expected
 
 
 def test_an_answer_of_tool_calls_alone_is_not_empty() -> None:
