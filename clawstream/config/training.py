@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from clawstream.config.sections import Section
 
+RECIPE: Mapping[str, float] = {"kl": 0.0, "w_topk": 0.0}  # the original's; its other settings are our defaults
 FULL_RATE = 1e-5
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
 
@@ -90,6 +91,11 @@ class TrainingSettings(Section):
         "combined",
         description="what is learned from: verdicts and hints, verdicts, hints (two ways), or steps of agents",
     )
+    recipe: Literal["clawstream", "openclaw-rl"] = Field(
+        "clawstream",
+        description="openclaw-rl: its losses as published, without our bounds, baseline and falling rate, and kl and "
+        "w_topk 0 unless they are set",
+    )
     loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
         "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
     )
@@ -135,6 +141,13 @@ class TrainingSettings(Section):
     seed: int = Field(0, description="of an adapter's first weights, and of the answers that the gate samples")
     save_dir: Path | None = Field(None, description="where versions are kept; none: in the data folder")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_recipe_has_it(cls, said: Any) -> Any:
+        if isinstance(said, dict) and said.get("recipe") == "openclaw-rl":
+            return {**RECIPE, **said}
+        return said
+
     @model_validator(mode="after")
     def _known_together(self) -> "TrainingSettings":
         names, why = IDLE.get(self.method, ((), ""))
@@ -172,6 +185,11 @@ class TrainingSettings(Section):
                 f"{self.w_opd:g}. Say late = 'record' and answers_per_hint = 1, or take another method"
             )
         return self
+
+    @property
+    def as_published(self) -> bool:
+        """Whether losses are the original's, without the bounds and baselines that are ours."""
+        return self.recipe == "openclaw-rl"
 
     @property
     def by_engine(self) -> bool:

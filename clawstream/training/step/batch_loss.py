@@ -8,7 +8,8 @@ answer's. Ratios and leash always use the trainer's scores. B samples, T respons
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 
 import torch
 from torch import Tensor
@@ -72,6 +73,9 @@ class BatchLoss:
         w_binary, w_opd = settings.weights
         self._signals = Signals(w_binary=w_binary, w_opd=w_opd)
         self.objective = Objective(loss=settings.loss, kl=settings.kl)
+        if settings.as_published:
+            self._signals = replace(self._signals, gap_clip_nats=inf, gap_mask_nats=inf)
+            self.objective = replace(self.objective, importance_cap=None)
 
     def score(
         self,

@@ -29,10 +29,12 @@ MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; no ratio that large 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signals:
-    """The weights of the two signals; a weight of 0 means that its signal does not exist at all."""
+    """The weights of the two signals, and the bounds of gaps; a weight of 0 means that its signal does not exist."""
 
     w_binary: float = 1.0
     w_opd: float = 1.0
+    gap_clip_nats: float = GAP_CLIP_NATS
+    gap_mask_nats: float = GAP_MASK_NATS  # a negative reward falls on gaps below this alone
 
 
 @torch.no_grad()
@@ -55,9 +57,9 @@ def token_advantages(
     zero, unknown = gap_BT.new_zeros(()), gap_BT.new_full((), torch.nan)
 
     gap_BT = torch.where(gap_BT.isfinite(), gap_BT, unknown)
-    spared_BT = hinted_B1 & (reward_B1 < 0) & ~(gap_BT < GAP_MASK_NATS)
+    spared_BT = hinted_B1 & (reward_B1 < 0) & ~(gap_BT < signals.gap_mask_nats)
     binary_BT = torch.where(rewarded_B1 & ~spared_BT, reward_B1, zero)
-    opd_BT = torch.where(hinted_B1, gap_BT.clamp(-GAP_CLIP_NATS, GAP_CLIP_NATS), zero)
+    opd_BT = torch.where(hinted_B1, gap_BT.clamp(-signals.gap_clip_nats, signals.gap_clip_nats), zero)
     return signals.w_binary * binary_BT + signals.w_opd * opd_BT
 
 
@@ -142,7 +144,7 @@ class Objective:
     loss: Literal["ppo", "importance_sampling", "cispo"] = "ppo"
     clip_low: float = 0.2  # how far below 1 a token's ratio of policies still counts
     clip_high: float = 0.28  # how far above 1: more, so that an unlikely token can rise (arXiv:2503.14476)
-    importance_cap: float = 2.0  # bounds the importance weight of a token
+    importance_cap: float | None = 2.0  # bounds the importance weight of a token; None: the weight is 1
     kl: float = 0.02  # 0: no leash, and no reference is needed
     divergence: Literal["reverse", "forward"] = "reverse"  # where the teacher's whole distribution is known
 
@@ -306,6 +308,8 @@ def _zero_unless(kept_BT: Tensor, values_BT: Tensor) -> Tensor:
 
 def _importance(known: LogProbs, objective: Objective) -> Tensor:
     """Return how much likelier each token was just before the step than when it was sampled, capped."""
+    if objective.importance_cap is None:
+        return torch.ones_like(known.old)
     return (known.old - known.sampled).clamp(max=log(objective.importance_cap)).exp()
 
 

@@ -136,7 +136,7 @@ class Trainer:
         return self._loss.score(
             [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
-            tool_baseline=self._carried.tool_calls.baseline,
+            tool_baseline=0.0 if self._settings.as_published else self._carried.tool_calls.baseline,
         )  # fmt: skip
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
@@ -221,7 +221,8 @@ class Trainer:
         if counts and after.num_updates <= before.num_updates:
             log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
         self._carried = replace(self._carried, schedule=after)
-        return after.learning_rate(peak=self._settings.learning_rate)
+        peak = self._settings.learning_rate
+        return peak if self._settings.as_published else after.learning_rate(peak=peak)
 
     def _see_gaps(self, version: int, gaps: Gaps, num_samples: int) -> float | None:
         """Remember the gaps of this process' samples and of all others'; return the mean over all their tokens."""

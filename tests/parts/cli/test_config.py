@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pydantic.fields import FieldInfo
 
-from clawstream.config import Section, Settings
+from clawstream.config import Section, Settings, TrainingSettings
 from tests.parts.cli.test_cli import run
 
 
@@ -20,7 +20,9 @@ def every_setting() -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
-MOST = 81  # with w_thinking: no number that is there already says how much unjudged thinking counts
+# With w_thinking, as no number that is there already says how much unjudged thinking counts; and with recipe, one word
+# in place of the five bounds that it takes away.
+MOST = 82
 SETTINGS = dict(every_setting())
 
 
@@ -38,6 +40,14 @@ def test_there_are_no_more_settings_than_somebody_reads() -> None:
 def test_every_setting_is_printed_with_its_words() -> None:
     printed = run("config").stdout.splitlines()
     assert {field.description for field in SETTINGS.values()} <= {line.rpartition(" # ")[2] for line in printed}
+
+
+def test_a_recipe_says_what_is_not_set_beside_it() -> None:
+    theirs, ours = TrainingSettings(recipe="openclaw-rl"), TrainingSettings()
+    assert (theirs.kl, theirs.w_topk, theirs.as_published) == (0.0, 0.0, True)
+    assert (ours.kl, ours.w_topk, ours.as_published) == (0.02, None, False)
+    assert TrainingSettings(recipe="openclaw-rl", kl=0.01).kl == 0.01
+    assert TrainingSettings(**theirs.model_dump()) == theirs
 
 
 @pytest.mark.parametrize(

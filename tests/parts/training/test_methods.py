@@ -10,6 +10,9 @@ import torch
 from pydantic import ValidationError
 
 from clawstream.config import TrainingSettings
+from clawstream.training.step.batch_loss import Scored
+from clawstream.training.step.carried import Carried, Schedule, ToolCalls
+from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training import tiny
 from tests.parts.training.test_trainer import MIXED, moved, on_policy, weights, with_settings
@@ -116,6 +119,39 @@ def test_a_whole_distribution_adds_its_own_gradient_to_that_of_the_advantages(ba
         gradients.append(gradient_of(trainer))
     both, advantages, divergence = gradients
     torch.testing.assert_close(both, advantages + 0.5 * divergence, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("method", "w_binary", "w_opd"), [("combined", 1, 1), ("binary", 1, 0), ("opd", 0, 1)])
+def test_by_the_original_s_recipe_a_loss_is_the_published_one(
+    base: Path, method: str, w_binary: int, w_opd: int
+) -> None:
+    """No gap is clipped or spared, no older token weighed, no usual reward subtracted, and the rate does not fall."""
+    settings = TrainingSettings.model_validate({"recipe": "openclaw-rl", "method": method, "learning_rate": 1e-12})
+    trainer = Trainer(base, settings, max_grad_norm=1e9)
+    calls = ToolCalls(last_rewards=(-1.0,) * 8)
+    trainer._carried = Carried(schedule=Schedule(num_updates=100), tool_calls=calls)
+    s = replace(tiny.sample("a", reward=-1, hinted=True), calls_tools=True)
+    assert s.hinted_prompt_ids is not None
+    own = trainer._model.logprobs([Suffix(s.prompt_ids, s.response_ids, s.temperature)])[0]
+    told = trainer._model.logprobs([Suffix(s.hinted_prompt_ids, s.response_ids, s.temperature)])[0]
+    # A teacher that is so far from the policy that our bounds would hold.
+    gap = 40 * (told - own).detach()
+    assert (gap > 5).any()
+    assert (gap < -5).any()
+    advantage = w_binary * -1.0 + w_opd * gap
+    loss = -(advantage * own).mean()
+    expected = torch.autograd.grad(loss, list(trainer._model.trained.values()))
+    scoring = trainer._loss.score
+
+    def told_loudly(*arguments: Any, **options: Any) -> Scored:
+        scored = scoring(*arguments, **options)
+        return replace(scored, hinted={0: own.detach() + gap} if w_opd else {})
+
+    trainer._loss.score = told_loudly  # type: ignore[method-assign]
+    update = trainer.update([s], version=101, seed=0)
+
+    torch.testing.assert_close(gradient_of(trainer), torch.cat([g.flatten() for g in expected]), atol=1e-5, rtol=1e-3)
+    assert update.learning_rate == 1e-12
 
 
 @pytest.mark.parametrize("method", ["combined", "binary", "opd", "topk"])
