@@ -414,3 +414,53 @@ LEFT JOIN (
     UNION ALL
     SELECT refreshed_id, judge, prompt_version, revision, NULL, reason FROM refusals
 ) AS came ON came.refreshed_id = a.event_id::text;
+
+-- What a policy was taught and holds on to, or held: whose words, since when, and how far it is from following them.
+CREATE OR REPLACE VIEW hint_memory AS
+WITH said AS (
+    SELECT
+        policy_id,
+        hint_id,
+        (array_agg(hint ORDER BY source_offset DESC))[1] AS hint,
+        bool_or(hint_by_person) AS hint_by_person,
+        min(key_name) AS key_name,
+        count(*) AS num_said,
+        min(log_time) AS first_held_at,
+        max(log_time) AS last_held_at,
+        max(source_offset) AS newest
+    FROM held_hints
+    WHERE kind = 'held'
+    GROUP BY policy_id, hint_id
+),
+rehearsals AS (
+    SELECT s.policy_id, r.hint_id, s.policy_version, max(r.open_nats) AS open_nats, count(*) AS num_answers
+    FROM steps AS s
+    CROSS JOIN LATERAL jsonb_to_recordset(s.rehearsed) AS r(hint_id text, open_nats double precision)
+    GROUP BY s.policy_id, r.hint_id, s.policy_version
+)
+SELECT
+    said.policy_id,
+    said.hint_id,
+    said.hint,
+    said.hint_by_person,
+    said.key_name,
+    said.num_said,
+    said.first_held_at,
+    said.last_held_at,
+    coalesce((SELECT sum(r.num_answers) FROM rehearsals AS r
+        WHERE r.policy_id = said.policy_id AND r.hint_id = said.hint_id), 0)::bigint AS num_rehearsed,
+    newest.policy_version AS rehearsed_for,
+    newest.open_nats,
+    retired.log_time AS retired_at,
+    retired.reason AS retired_because
+FROM said
+LEFT JOIN LATERAL (
+    SELECT r.policy_version, r.open_nats FROM rehearsals AS r
+    WHERE r.policy_id = said.policy_id AND r.hint_id = said.hint_id ORDER BY r.policy_version DESC LIMIT 1
+) AS newest ON true
+LEFT JOIN LATERAL (
+    SELECT h.log_time, h.reason FROM held_hints AS h
+    WHERE h.kind = 'retired' AND h.policy_id = said.policy_id AND h.hint_id = said.hint_id
+        AND h.source_offset > said.newest
+    ORDER BY h.source_offset LIMIT 1
+) AS retired ON true;

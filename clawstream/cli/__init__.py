@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from clawstream import __version__
-from clawstream.cli import audit, clients, dlq, openclaw, policy, replay, stages, status, topics, up
+from clawstream.cli import audit, clients, dlq, hints, openclaw, policy, replay, stages, status, topics, up
 from clawstream.cli.learning import demo, learn
 from clawstream.cli.process import Context, harmless
 from clawstream.errors import OperatorError, TryLater
@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 for panel, groups, commands in (
     ("Run", (replay.replay,), (up.up, up.launch, clients.feedback, demo.demo, learn.learn)),
-    ("Look", (dlq.dlq, policy.policy, audit.audit), status.COMMANDS),
+    ("Look", (dlq.dlq, policy.policy, hints.hints, audit.audit), status.COMMANDS),
     ("Prepare", (topics.topics, topics.db, clients.keys, openclaw.openclaw, audit.projection), (topics.config,)),
     ("One stage a process", (), stages.COMMANDS),
 ):

@@ -8,7 +8,12 @@ from pydantic import Field, model_validator
 
 from clawstream.config.sections import Section
 
-RECIPE: Mapping[str, float] = {"kl": 0.0, "w_topk": 0.0}  # the original's; its other settings are our defaults
+RECIPE: Mapping[str, float | str] = {  # as in the original; its other settings are our defaults
+    "kl": 0.0,
+    "w_topk": 0.0,
+    "teacher": "reference",
+    "rehearsal_share": 0.0,
+}
 FULL_RATE = 1e-5
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
 
@@ -67,7 +72,9 @@ class RewardsSettings(Section):
 class TrainingSettings(Section):
     """Micro-batches and losses: docs/training.md."""
 
-    batch_samples: int = Field(16, ge=1, description="samples of a step; after max_wait_s it is taken on fewer")
+    batch_samples: int = Field(
+        16, ge=1, description="samples of a step, rehearsals on top; after max_wait_s it is taken on fewer"
+    )
     max_wait_s: float = Field(3600.0, gt=0, description="after the oldest waiting sample; then a step takes fewer")
     group_wait_s: float = Field(
         1800.0,
@@ -85,6 +92,13 @@ class TrainingSettings(Section):
     )
     answers_per_hint: int = Field(
         1, ge=1, le=64, description="answers that a hint scores, the turn's own included; nobody is shown the others"
+    )
+    rehearsal_share: float | None = Field(
+        None,
+        ge=0,
+        le=0.5,
+        description="of a batch: past hints, trained on again by answers that the policy gives unseen to the prompts "
+        "they were said of; none: a third, or 0 where the method does not learn from hints or an engine is teacher",
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(
@@ -114,9 +128,11 @@ class TrainingSettings(Section):
     )
     kl: float = Field(0.02, ge=0, description="weight of the leash, the policy's divergence from the base; 0: none")
     epochs: int = Field(1, ge=1, description="passes over each batch")
-    teacher: Literal["reference", "ema", "current", "engine"] = Field(
-        "reference",
-        description="who weighs hints: the base, a moving average of the policy, the policy itself, or teacher.url",
+    teacher: Literal["contrast", "reference", "ema", "current", "engine"] | None = Field(
+        None,
+        description="what hints are weighed by: what they change in the base (contrast); or how far the policy is from "
+        "the base with the hint, from its own moving average, itself, or teacher.url with the hint; none: contrast "
+        "where w_topk counts, else reference",
     )
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
@@ -145,7 +161,8 @@ class TrainingSettings(Section):
     @classmethod
     def _as_the_recipe_has_it(cls, said: Any) -> Any:
         if isinstance(said, dict) and said.get("recipe") == "openclaw-rl":
-            return {**RECIPE, **said}
+            idle, _ = IDLE.get(said.get("method", "combined"), ((), ""))
+            return {name: value for name, value in RECIPE.items() if name not in idle} | said
         return said
 
     @model_validator(mode="after")
@@ -178,6 +195,12 @@ class TrainingSettings(Section):
                 "teacher = 'engine' weighs hints, and with w_opd = 0 they count nothing: leave it out, or take w_opd "
                 "above 0"
             )
+        if self.rehearsal_share and (self.weights[1] == 0 or self.by_engine):
+            raise ValueError(
+                f"rehearsal_share = {self.rehearsal_share:g} trains on past hints again, with the trainer as their "
+                f"teacher, and with method = {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there "
+                "is none. Leave it out, or take another method or teacher"
+            )
         if self.refreshes and self.weights[1] == 0:
             raise ValueError(
                 f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
@@ -192,6 +215,16 @@ class TrainingSettings(Section):
         return self.recipe == "openclaw-rl"
 
     @property
+    def taught_by(self) -> Literal["contrast", "reference", "ema", "current", "engine"]:
+        """The teacher: the one that is set, or what has proved best.
+
+        A contrast alone never says that the policy is far enough: the divergence has to.
+        """
+        if self.teacher is not None:
+            return self.teacher
+        return "contrast" if self.method == "combined" and self.divergence_weight > 0 else "reference"
+
+    @property
     def by_engine(self) -> bool:
         """Whether the teacher is an engine, at teacher.url."""
         return self.teacher == "engine"
@@ -199,7 +232,14 @@ class TrainingSettings(Section):
     @property
     def refreshes(self) -> bool:
         """Whether prompts of the past are answered again."""
-        return self.late == "refresh" or self.answers_per_hint > 1
+        return self.late == "refresh" or self.answers_per_hint > 1 or self.rehearsed_share > 0
+
+    @property
+    def rehearsed_share(self) -> float:
+        """The share of past hints in a batch."""
+        if self.rehearsal_share is not None:
+            return self.rehearsal_share
+        return 1 / 3 if self.weights[1] > 0 and not self.by_engine else 0.0
 
     @model_validator(mode="after")
     def _cut_as_the_trainer_can(self) -> "TrainingSettings":
@@ -235,7 +275,10 @@ class TrainingSettings(Section):
     @property
     def resolved(self) -> "TrainingSettings":
         """The same settings with every derived value written out, so that later releases read them alike."""
-        return self if self.w_topk is not None else self.model_copy(update={"w_topk": float(self._can_diverge)})
+        w_topk = float(self._can_diverge) if self.w_topk is None else self.w_topk
+        derived = {"w_topk": w_topk, "teacher": self.taught_by, "rehearsal_share": self.rehearsed_share}
+        idle, _ = IDLE.get(self.method, ((), ""))
+        return self.model_copy(update={name: value for name, value in derived.items() if name not in idle})
 
     @property
     def _can_diverge(self) -> bool:

@@ -15,6 +15,7 @@ from clawstream.conversation.continuing import Renderer
 from clawstream.conversation.history import SettledTurns
 from clawstream.conversation.messages import Message, loops, parse, text_of, tool_calls_of
 from clawstream.events import (
+    AnswerRefreshed,
     ExchangeCompleted,
     FinishReason,
     HintAbsent,
@@ -31,12 +32,12 @@ Hint = HintFound | HintAbsent
 _HALF = "\ufffd"  # how bytes are shown that form no character yet
 
 
-def is_cut(answer: ExchangeCompleted) -> bool:
+def is_cut(answer: ExchangeCompleted | AnswerRefreshed) -> bool:
     """Return whether the answer ran into the policy's own limit: nobody asked for so few tokens, and it did not end."""
     return answer.finish_reason is FinishReason.LENGTH and not answer.sampling.limit_by_client
 
 
-def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
+def mask(answer: ExchangeCompleted | AnswerRefreshed) -> Mask | RefusalReason:
     """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on.
 
     A cut answer is trained on whatever is in it, as its reward is known: thinking alone, or one thing over and over.
@@ -51,8 +52,8 @@ def mask(answer: ExchangeCompleted) -> Mask | RefusalReason:
     return trained
 
 
-def _unusable(answer: ExchangeCompleted) -> RefusalReason | None:
-    message = parse(answer.message)
+def _unusable(answer: ExchangeCompleted | AnswerRefreshed) -> RefusalReason | None:
+    message = parse(answer.message or b"{}")
     if not (text_of(message).strip() or tool_calls_of(message)):
         return RefusalReason.EMPTY_ANSWER
     if answer.finish_reason is FinishReason.LENGTH:

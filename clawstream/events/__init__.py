@@ -69,6 +69,7 @@ from clawstream.events.judging import (
     scoring_id_of,
     sha256_of,
 )
+from clawstream.events.memory import HintHeld, HintRetired, RehearsalAsked, Retired, hint_id_of
 from clawstream.events.policy import (
     BaseNamed,
     BatchPlanned,
@@ -76,6 +77,7 @@ from clawstream.events.policy import (
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
+    Rehearsed,
     StepRejected,
     StepTaken,
     TopicOffset,
@@ -110,6 +112,7 @@ EVENTS: tuple[type[Event], ...] = (
     FeedbackGiven,
     RefreshAsked,
     AnswerRefreshed,
+    RehearsalAsked,
     SampleAssembled,
     SampleRefused,
     TrajectoryEnded,
@@ -123,6 +126,8 @@ EVENTS: tuple[type[Event], ...] = (
     PolicyPublished,
     PolicyActivated,
     PolicyRejected,
+    HintHeld,
+    HintRetired,
     ReplayStarted,
     ReplayEnded,
     SamplesPromoted,

@@ -73,6 +73,14 @@ class BatchPlanned(_VersionEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """A held hint in a batch, and how far the policy was from following it."""
+
+    hint_id: str
+    open_nats: float | None  # a token: the answer's log-prob by the policy less the teacher's; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepTaken(_VersionEvent):
     """An optimizer step was taken and its checkpoint is complete on disk. Losses and log-probs are in nats."""
 
@@ -96,6 +104,7 @@ class StepTaken(_VersionEvent):
     behaviour_kl_nats: float | None = None  # mean of behaviour less old log-prob: how far engine and trainer differ
     mean_response_tokens: float | None = None  # of the answers trained on
     weights_changed_share: float | None = None  # of the published weights; None: no optimizer step was taken
+    rehearsed: tuple[Rehearsed, ...] = ()  # the held hints in the batch, one for each answer to one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class SampleAssembled(SessionEvent):
 
     The model is trained on `response_ids` after `prompt_ids`; its teacher sees `hinted_prompt_ids` instead of
     `prompt_ids`. A refreshed answer to the turn's prompt has a sample of its own, with the hint alone: scores of the
-    turn's own answer are no reward for it.
+    turn's own answer are no reward for it. So has an answer that rehearses a hint.
     """
 
     turn_id: str
@@ -126,6 +126,8 @@ class SampleAssembled(SessionEvent):
     cut: bool = False  # the answer ran into the policy's own limit, so `reward` is -1, whatever a judge said
     calls_tools: bool = False  # the answer calls a tool, so what follows it is the tool's word
     num_thinking: int = 0  # tokens at its beginning that are thinking, which no judge saw; 0: none, or it's not known
+    key_name: str | None = None  # the API key that the request had; None: the gateway asked for none
+    hint_id: str | None = None  # of the held hint that this answer rehearses; None: it rehearses none
 
     @property
     def learned_reward(self) -> float | None:

@@ -197,6 +197,10 @@ samples = _facts(
     by_sample_id=["sample_id"],
 )
 refresh_asks = _facts("refresh_asks", {events.RefreshAsked: None}, in_session_order=_IN_SESSION)
+rehearsal_asks = _facts("rehearsal_asks", {events.RehearsalAsked: None}, in_session_order=_IN_SESSION)
+held_hints = _facts(
+    "held_hints", {events.HintHeld: "held", events.HintRetired: "retired"}, by_hint=["hint_id", "source_offset"]
+)
 refreshed_answers = _facts(
     "refreshed_answers", {events.AnswerRefreshed: None}, in_session_order=_IN_SESSION, by_turn=["turn_id"]
 )

@@ -11,9 +11,20 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Protocol
 
+from clawstream.conversation.floor import mask
 from clawstream.conversation.messages import dump
 from clawstream.errors import NotYet, TryLater
-from clawstream.events import AnswerRefreshed, Event, float32
+from clawstream.events import (
+    NOBODY,
+    AnswerRefreshed,
+    Event,
+    FinishReason,
+    RefusalReason,
+    RehearsalAsked,
+    SampleAssembled,
+    SampleRefused,
+    float32,
+)
 from clawstream.inference.engine import (
     Chunk,
     EngineRefused,
@@ -83,7 +94,8 @@ class Refresher:
                 f"engine {engine.url}: {chunks[0].cached_tokens} tokens were cached under version {now.weights}, and "
                 f"version {began_by} went on from them; asked again"
             )
-        return [self._answered(ask, chunks, finish, now)]
+        answered = self._answered(ask, chunks, finish, now)
+        return [answered, *rehearsed(answered, ask.rehearsal)]
 
     def give_up(self, ask: RefreshRequest, why: str) -> Sequence[Event]:
         """Return the event that says that the prompt was not answered before the deadline."""
@@ -128,3 +140,48 @@ class Refresher:
             error=error,
             answered_at_ms=self._now_ms(),
         )
+
+
+def rehearsed(answer: AnswerRefreshed, asked: RehearsalAsked | None) -> list[SampleAssembled | SampleRefused]:
+    """Return the sample of an answer that rehearses a hint, with the hint alone, or why there is none."""
+    if asked is None:
+        return []
+    # A rehearsal has no reward, so an answer that did not end teaches nothing, whoever set its limit.
+    trained = RefusalReason.TRUNCATED if answer.finish_reason is FinishReason.LENGTH else mask(answer)
+    if isinstance(trained, RefusalReason):
+        return [
+            SampleRefused(
+                session_id=asked.session_id,
+                turn_id=asked.turn_id,
+                judge=NOBODY,
+                prompt_version=NOBODY,
+                revision=0,
+                reason=trained,
+                refreshed_id=answer.event_id,
+            )
+        ]
+    return [
+        SampleAssembled(
+            session_id=asked.session_id,
+            turn_id=asked.turn_id,
+            judge=NOBODY,
+            prompt_version=NOBODY,
+            revision=0,
+            reward=None,
+            hint=asked.hint,
+            prompt_ids=asked.prompt_ids,
+            hinted_prompt_ids=asked.hinted_prompt_ids,
+            response_ids=answer.output_ids,
+            response_logprobs=answer.output_logprobs,
+            trained=trained,
+            temperature=answer.sampling.temperature,
+            sampling=answer.sampling,
+            policy_id=answer.policy_id,
+            versions=answer.versions,
+            num_earlier_turns=asked.num_earlier_turns,
+            total_reward=None,
+            refreshed_id=answer.event_id,
+            hint_by_person=asked.hint_by_person,
+            hint_id=asked.hint_id,
+        )
+    ]

@@ -12,6 +12,7 @@ from clawstream.events import (
     AnswerRefreshed,
     Event,
     RefreshAsked,
+    RehearsalAsked,
     SampleAssembled,
     Sampling,
     TokenIds,
@@ -34,6 +35,7 @@ class RefreshRequest:
     prompt_ids: TokenIds
     sampling: Sampling  # as the turn's own answer was sampled
     at_ms: int  # when the broker appended the sample that it follows from
+    rehearsal: RehearsalAsked | None = None  # what the answer's sample is to hold; None: the samples stage makes it
 
     @property
     def seeded(self) -> Sampling:
@@ -53,6 +55,8 @@ def observe(
             return Step(known | {(event.turn_id, event.number)})
         case RefreshAsked(policy_id=whose) if whose == policy_id:
             return _asked(known, event, event.asked_at_ms, (FOR_A_LATE_SAMPLE,))
+        case RehearsalAsked(policy_id=whose) if whose == policy_id:
+            return _asked(known, event, event.asked_at_ms, (event.number,))
         case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str()) if whose == policy_id:
             first = FOR_A_LATE_SAMPLE + 1
             num_further = min(answers_per_hint - 1, 1) if event.sampling.is_greedy else answers_per_hint - 1
@@ -61,7 +65,7 @@ def observe(
 
 
 def _asked(
-    known: Known, event: RefreshAsked | SampleAssembled, at_ms: int, numbers: Iterable[int]
+    known: Known, event: RefreshAsked | RehearsalAsked | SampleAssembled, at_ms: int, numbers: Iterable[int]
 ) -> Step[Known, RefreshRequest]:
     asks = [
         RefreshRequest(
@@ -72,6 +76,7 @@ def _asked(
             prompt_ids=event.prompt_ids,
             sampling=event.sampling,
             at_ms=at_ms,
+            rehearsal=event if isinstance(event, RehearsalAsked) else None,
         )
         for number in numbers
         if (event.turn_id, number) not in known

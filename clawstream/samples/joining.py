@@ -4,8 +4,7 @@ The one rule: a sample depends only on its answer, its verdict, its hint (with t
 the teacher) and the feedback that it counts. A person's hint is in the place of a judge's. A sample is written when the
 last of these facts is read, so the same facts give the same bytes in any order. An answer gets a sample if it has a
 hint, a verdict of -1 or 1, or scored feedback. A step of a group gets one anyway: the attempt's outcome rewards it.
-An answer that ran
-into the policy's own limit is -1, judged or not. Later feedback makes a newer sample.
+An answer that ran into the policy's own limit is -1, judged or not. Later feedback makes a newer sample.
 """
 
 from dataclasses import replace
@@ -253,6 +252,7 @@ def _without_hint(
         group_id=exchange.group_id,
         step_index=_step_index(answer),
         refreshed_id=None if sought.given is None else sought.given.event_id,
+        key_name=exchange.key_name,
         cut=said.parts.judge is not None and is_cut(exchange),
         calls_tools=bool(tool_calls_of(message)),
         num_thinking=num_thinking(message, exchange.output_ids, renderer),

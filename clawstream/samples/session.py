@@ -23,6 +23,7 @@ from clawstream.conversation.history import (
 )
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
+    FOR_A_LATE_SAMPLE,
     AnswerRefreshed,
     Event,
     ExchangeCompleted,
@@ -259,7 +260,7 @@ def _learned(session: JoiningState, event: Event) -> JoiningState:
             return session._replace(orphans=session.orphans | {event.turn_id})
         case FeedbackGiven():
             return _learn_feedback(session, event)
-        case AnswerRefreshed():
+        case AnswerRefreshed() if event.number >= FOR_A_LATE_SAMPLE:  # the others' samples come with them
             return _learn_refreshed(session, event)
     return session
 

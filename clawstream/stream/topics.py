@@ -29,6 +29,7 @@ ANSWERS = "clawstream.answers.v1"
 GROUPS = "clawstream.groups.v1"
 POLICY = "clawstream.policy.v1"
 CONTROL = "clawstream.control.v1"
+MEMORY = "clawstream.memory.v1"
 SCHEMAS = "clawstream.schemas.v1"
 FOR_EVER_MS = -1
 REPLAYED = (

@@ -260,21 +260,30 @@ class Gate:
     def _way(self, scored: Scored, index: int, seen: AnswerLikelihood) -> Way | None:
         """Return how strongly each token of a sample is to become likelier (below 0: less); None: there is no signal.
 
-        A hint gives a value for each token; without a hint the reward gives one value for all tokens.
+        A hint gives a value for each token; without a hint the reward gives one value for all tokens. Where the gap is
+        a contrast, the divergence pulls another way, to what the teacher says of the token: both count.
         """
-        clip, num_thinking = GAP_CLIP_NATS, scored.samples[index].num_thinking
+        num_thinking = scored.samples[index].num_thinking
         counts = [self._settings.w_thinking] * num_thinking + [1.0] * (len(seen.logps) - num_thinking)
-        teacher = scored.hinted.get(index)
-        if teacher is not None:
-            student = scored.students.get(index)
-            pairs = zip(teacher.tolist(), seen.logps if student is None else student.tolist(), strict=True)
-            gaps = [theirs - ours for theirs, ours in pairs]
-            held = [0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps]  # NaN: the gap is not known
-            return tuple(much * gap for much, gap in zip(counts, held, strict=False))
+        teacher_T = scored.hinted.get(index)
+        if teacher_T is not None:
+            taught, student_T = teacher_T.tolist(), scored.students.get(index)
+            way = _gaps(taught, seen.logps if student_T is None else student_T.tolist())
+            if student_T is not None and (weight := self._settings.divergence_weight):
+                pulls = _gaps(taught, seen.logps)
+                way = tuple(gap + weight * pull for gap, pull in zip(way, pulls, strict=True))
+            return tuple(much * gap for much, gap in zip(counts, way, strict=False))
         wanted = scored.wanted(index)
         if wanted is None or self._settings.weights[0] == 0:
             return None
         return tuple(much * wanted for much in counts[: len(seen.logps)])
+
+
+def _gaps(taught: Sequence[float], student: Sequence[float]) -> Way:
+    """Return the clipped gap of each token; 0 where it is not known."""
+    clip = GAP_CLIP_NATS
+    gaps = [theirs - ours for theirs, ours in zip(taught, student, strict=True)]
+    return tuple(0.0 if isnan(gap) else max(-clip, min(clip, gap)) for gap in gaps)
 
 
 def _telling(samples: Sequence[SampleAssembled], wanted: Mapping[int, float | None], at_most: int) -> list[int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from clawstream.config import Settings
 from clawstream.errors import SamplesGone, UnusableCheckpoint
-from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected
+from clawstream.events import BatchPlanned, PolicyActivated, PolicyEvent, SampleAssembled, StepRejected, StepTaken
 from clawstream.events.control import pinned
 from clawstream.inference.model_folder import version_name
 from clawstream.stream import topics
@@ -27,6 +27,7 @@ from clawstream.training.batches.following import Following, Retraining, first_p
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, rejection
 from clawstream.training.checkpoints import alone_on, latest, prune, read
+from clawstream.training.rehearsing import Rehearsing
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ async def train(
             asyncio.create_task(loop.read_policy()),
             asyncio.create_task(loop.samples.read_promotions(until_end=False)),
             asyncio.create_task(loop.samples.quarantine.follow()),
+            asyncio.create_task(loop.rehearsing.follow()),
         ]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -87,12 +89,14 @@ class _Loop:
         self._start = read(retraining.start) if retraining is not None and retraining.start is not None else None
         self._checkpoint = latest(settings.checkpoints_dir)
         self.samples = Following(settings, training_log, self._progress, retraining, limits)
+        self.rehearsing = Rehearsing(settings, training_log)
 
     async def open(self) -> None:
         """Read the log so far, and write to it the outcomes that a killed process did not write."""
         async for records in self._log.follow([topics.POLICY], "earliest", until_end=True):
             for event in of_policy(records, self._settings.policy.id):
                 self._progress.learn(event)
+        await self.rehearsing.open([step for _, step in sorted(self._progress.steps.items())])
         await self.samples.read_promotions(until_end=True)
         missing: list[PolicyEvent] = []
         if self._first_version not in self._progress.published:
@@ -127,6 +131,8 @@ class _Loop:
                 if self.samples.is_past(plan):
                     raise _gone(plan, self._batcher.missing(plan))
                 return False
+            if self.samples.is_live:
+                await self.rehearsing.hold(plan, samples)
             await self._execute(plan, samples)
             return True
         if self.samples.wanted != self.samples.replay:
@@ -231,17 +237,24 @@ class _Loop:
         outcome = await asyncio.get_running_loop().run_in_executor(self._thread, execute)
         if isinstance(outcome, StepRejected):
             await self._reject(plan, outcome)
+            await self._rehearse(plan, None)
             return
         checkpoint = self._checkpoint = outcome
         await self.samples.executed(plan)
         await self._write(self._progress.missing_events(checkpoint, now_ms=now_ms()))
         step = checkpoint.step
+        await self._rehearse(plan, step)
         log.info(
             "step_taken version=%d samples=%d loss=%s grad_norm=%s step_ms=%d",
             checkpoint.version, len(samples), step.loss_nats, step.grad_norm, step.step_ms,
         )  # fmt: skip
         needed = self._progress.needed(self.samples.rollbacks, checkpoint.version) | pinned(self.samples.pins)
         prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, needed=needed)
+
+    async def _rehearse(self, plan: BatchPlanned, step: StepTaken | None) -> None:
+        """Ask for the rehearsals of the next batch; engines serve only the policy of the live samples."""
+        if self.samples.is_live:
+            await self.rehearsing.ask(plan, step)
 
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
         """Write the rejection; training goes on from the version before, and the samples are used up."""

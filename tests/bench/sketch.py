@@ -23,7 +23,7 @@ from tests.bench.people import People
 from tests.bench.report import report
 
 Method = Literal["combined", "binary", "opd", "topk"]
-Teacher = Literal["reference", "ema", "current"]
+Teacher = Literal["contrast", "reference", "ema", "current"]
 Scenario = Literal["all", "blocks", "unrelated"]
 SCORED_WITH = 99
 
@@ -39,7 +39,7 @@ def sketch(
     learning_rate: Annotated[float, typer.Option(help="Of the first updates.")] = 1.5e-3,
     lora_rank: Annotated[int, typer.Option(help="0: all weights are trained.")] = 16,
     base: Annotated[str, typer.Option(help="standard or hard.")] = "standard",
-    teacher: Annotated[str, typer.Option(help="reference, ema or current.")] = "reference",
+    teacher: Annotated[str | None, typer.Option(help="contrast, reference, ema or current.")] = None,
     w_topk: Annotated[float, typer.Option(help="Of combined: of the teacher's whole distribution.")] = 1.0,
     flip_after: Annotated[int | None, typer.Option(help="Updates: then each wants what another wanted.")] = None,
     score_every: Annotated[int | None, typer.Option(help="Updates; none: half of all.")] = None,
@@ -54,7 +54,7 @@ def sketch(
     for method in methods.split(","):
         settings = TrainingSettings(
             method=cast("Method", method), epochs=epochs, learning_rate=learning_rate, lora_rank=lora_rank or None,
-            teacher=cast("Teacher", teacher), w_topk=w_topk if method == "combined" else None,
+            teacher=cast("Teacher | None", teacher), w_topk=w_topk if method == "combined" else None,
         )  # fmt: skip
         for seed in map(int, seeds.split(",")):
             row = _run(

@@ -43,6 +43,8 @@ LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
 class LearnTeacher(StrEnum):
     """The weights of the teacher, which scores an answer after the prompt with the hint."""
 
+    USUAL = "usual"  # the default of the method
+    CONTRAST = "contrast"  # the base with the hint, compared with the base without it
     REFERENCE = "reference"  # the base
     EMA = "ema"  # the policy's moving average
     CURRENT = "current"  # the policy itself
@@ -106,8 +108,8 @@ def learn(
         typer.Option("--hurry", help="People ask on while weights are trained, so samples are older than the policy."),
     ] = False,
     teachers: Annotated[
-        str, typer.Option(help="Teachers of hints: reference, ema, current, with commas; each is run.")
-    ] = "reference",
+        str, typer.Option(help="Teachers of hints: usual, contrast, reference, ema, current, with commas; each is run.")
+    ] = "usual",
     flip_after: Annotated[
         int | None,
         typer.Option(help="After so many of the updates each person wants what another wanted.", min=1),

@@ -16,7 +16,7 @@ from clawstream.errors import ConfigError
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs.scenarios import CASTS, Block, blocks_of
 
-USUAL_TEACHER = "reference"
+USUAL_TEACHER = "usual"
 ANEW_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
 TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
 LONG_UPDATES = 32
@@ -42,7 +42,7 @@ class Cell:
     lora_rank: int | None  # None: all weights are trained
     hurry: bool  # people do not wait for the policy to learn from what they said
     score_at: tuple[int, ...]  # updates, ascending
-    teacher: str = USUAL_TEACHER  # by training.teacher's names; of no effect where no hint teaches
+    teacher: str = USUAL_TEACHER  # by training.teacher's names, or what is usual; of no effect where no hint teaches
     flip_after: int | None = None  # updates: then each person wants what another wanted
 
     @property
@@ -83,8 +83,17 @@ class Cell:
 
     @property
     def training(self) -> dict[str, Any]:
-        names = [name for name in TRAINING if name != "teacher" or self.method not in UNTAUGHT]
+        names = [name for name in TRAINING if name != "teacher" or self.taught_by == self.teacher]
         return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    @property
+    def taught_by(self) -> str | None:
+        """The teacher of hints by training.teacher's names; None: no hint teaches."""
+        if self.method in UNTAUGHT:
+            return None
+        if self.teacher != USUAL_TEACHER:
+            return self.teacher
+        return "contrast" if self.method == "combined" and self.w_topk > 0 else "reference"
 
 
 def grid(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from clawstream.events import StepTaken
-from clawstream.simulation.learn.grid import UNTAUGHT, Cell
+from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.scenarios import CASTS, Block
 
@@ -123,7 +123,7 @@ class ReportRow:
         cell, outcome, reference = self.cell, self.outcome, self.reference
         head: dict[str, Any] = {name: getattr(cell, name) for name in _OF_CELL}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
-        head |= {"teacher": None if cell.method in UNTAUGHT else cell.teacher, "flip_after": cell.flip_after}
+        head |= {"teacher": cell.taught_by, "flip_after": cell.flip_after}
         if outcome is None:
             return head | {"error": self.error}
         scores = {0: reference.baseline, **outcome.scores}

@@ -33,9 +33,9 @@ _GROUPED = ("trajectories", "groups")
 class Watch:
     """The versions so far: planned, trained, published, served; and the stages that make samples."""
 
-    def __init__(self, answers_per_hint: int = 1) -> None:
+    def __init__(self, *, refreshes: bool = False) -> None:
         # Samples lead to prompts answered again, and these to samples: all is over once no stage has anything to read.
-        self.refreshes = answers_per_hint > 1
+        self.refreshes = refreshes
         self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
         self.planned = self.taken = self.activated = 0
         self._alive_at_s = 0.0  # by the event loop's clock

@@ -164,7 +164,7 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)
-        watch = Watch(settings.training.answers_per_hint)
+        watch = Watch(refreshes=settings.training.refreshes)
         tell(RunProgress(phase="starting the parts"))
         if plan.own is not None:
             await stack.enter_async_context(lent(plan.own.engine, plan.base))

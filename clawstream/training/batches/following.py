@@ -139,6 +139,11 @@ class Following:
         standing = promotions(self._promoted)
         return standing[-1].replay if standing else None
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the samples that are read are those of the policy that engines serve."""
+        return self._retraining is None and self.replay is None
+
     async def read_promotions(self, *, until_end: bool) -> None:
         """Read which samples are promoted, which rollbacks are asked for, and which versions are pinned."""
         async for records in self._log.follow([topics.CONTROL], "earliest", until_end=until_end):
@@ -163,7 +168,7 @@ class Following:
         of = self._settings.policy.id if self._retraining is None else self._retraining.of
         self.replay = replay
         these = rules(self._settings, of=of, limits=self._limits)
-        if self._retraining is not None or replay is not None:
+        if not self.is_live:
             these = replace(these, refreshes=False)  # engines serve only the policy of the live samples
         self.batcher = Batcher(
             these, self._progress.plans, executed_version=executed_version, rejected=self._progress.rejected
@@ -308,6 +313,7 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> BatchRules:
         by_engine=training.by_engine,
         grouped=grouped,
         refreshes=training.late == "refresh",
+        rehearsal_share=training.rehearsed_share,
         max_unsettled_ms=HEARD_MS + round(training.group_wait_s * 1000) if grouped else None,
         limits=limits,
     )

@@ -11,12 +11,14 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
+from math import ceil
 from typing import TypeVar
 
 from clawstream.events import NOBODY, BatchPlanned, GroupSettled, PlannedTurn, SampleAssembled, TopicOffset
 from clawstream.training.batches.progress import first_plans, versions_behind
 from clawstream.training.batches.trainable import ModelLimits, SettledGroups, flaw, hint_counts
 
+REHEARSED_WITHIN_VERSIONS = 1  # a rehearsal is of today's policy: an older one is dropped
 T = TypeVar("T")
 _Judge = tuple[str, str]  # the judge and its prompt's version
 _Revision = tuple[bool, int, int]  # a later revision is greater
@@ -61,7 +63,8 @@ class BatchRules:
     """When a batch is made, and from what."""
 
     policy_id: str
-    batch_samples: int = 16
+    batch_samples: int = 16  # rehearsals come on top
+    rehearsal_share: float = 0.0  # of a batch, at most
     max_wait_ms: int = 3_600_000  # once the oldest sample waited so long, a smaller batch is made
     max_versions_behind: int | None = None  # None: however old
     rewards_count: bool = True
@@ -201,9 +204,13 @@ class Batcher:
         if self._rules.grouped:
             advantages = self._groups.choose(self._waiting, at_most=at_most, settled_before_ms=long_ago_ms)
             return None if advantages is None else self._batch(advantages, tuple(advantages.values()))
-        if len(self._waiting) < at_most and all(a.since_ms > long_ago_ms for a in self._waiting.values()):
+        fresh = [name for name, arrival in self._waiting.items() if arrival.sample.hint_id is None]
+        if not fresh or (len(fresh) < at_most and all(self._waiting[name].since_ms > long_ago_ms for name in fresh)):
             return None
-        return self._batch(list(self._waiting)[:at_most])
+        taken = fresh[:at_most]
+        rehearsals = [name for name, arrival in self._waiting.items() if arrival.sample.hint_id is not None]
+        num_rehearsals = rehearsals_beside(len(taken), share=self._rules.rehearsal_share)
+        return self._batch([*taken, *rehearsals[len(rehearsals) - num_rehearsals :]] if num_rehearsals else taken)
 
     def plan(self, plan: BatchPlanned) -> None:
         """Note that the plan is on the log: it is to be executed, and its samples are taken."""
@@ -241,7 +248,7 @@ class Batcher:
         """When the broker appended the oldest waiting sample, or settled its group; None: none waits for a batch."""
         if self._rules.grouped:
             return self._groups.oldest_ms(self._waiting)
-        return min((a.since_ms for a in self._waiting.values()), default=None)
+        return min((a.since_ms for a in self._waiting.values() if a.sample.hint_id is None), default=None)
 
     def _refusal(self, sample: SampleAssembled) -> DropReason | None:
         rules = self._rules
@@ -320,16 +327,18 @@ class Batcher:
 
     def _drop_old(self, parent_version: int, now_ms: int) -> None:
         """Drop samples by versions too old for the parent, and those whose groups were not settled in time."""
-        waiting, behind, unsettled_ms = self._waiting, self._rules.max_versions_behind, self._rules.max_unsettled_ms
-        if behind is not None:
-            by_name = {name: versions_behind(a.sample, parent_version, self._rejected) for name, a in waiting.items()}
-            stale = [name for name, versions in by_name.items() if versions > behind]
-            self._stale.update(stale)
-            self._drop(stale, DropReason.STALE)
+        waiting, unsettled_ms = self._waiting, self._rules.max_unsettled_ms
+        stale = [name for name, arrival in waiting.items() if self._is_old(arrival.sample, parent_version)]
+        self._stale.update(stale)
+        self._drop(stale, DropReason.STALE)
         if unsettled_ms is not None and self._is_current:
             old = [name for name, a in waiting.items() if now_ms - a.timestamp_ms > unsettled_ms]
             unsettled = [name for name in old if not self._groups.is_settled(waiting[name].sample)]
             self._drop(unsettled, DropReason.UNSETTLED)
+
+    def _is_old(self, sample: SampleAssembled, parent_version: int) -> bool:
+        behind = self._rules.max_versions_behind if sample.hint_id is None else REHEARSED_WITHIN_VERSIONS
+        return behind is not None and versions_behind(sample, parent_version, self._rejected) > behind
 
     def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
         """Return the offset to resume each partition from, once the waiting samples named in `without` are taken."""
@@ -343,6 +352,11 @@ class Batcher:
             TopicOffset(topic=topic, partition=partition, next_offset=offset)
             for (topic, partition), offset in sorted(next_offsets.items())
         )
+
+
+def rehearsals_beside(num_fresh: int, *, share: float) -> int:
+    """Return how many rehearsals a batch may have beside so many other samples, to be `share` of the whole."""
+    return ceil(num_fresh * share / (1 - share))
 
 
 def turn_of(sample: SampleAssembled) -> PlannedTurn:

@@ -2,9 +2,10 @@
 
 Scores made before the optimizer's first step (the teacher's, the reference's, and those that the ratio starts from)
 stay the same through all its steps. A gap is a token's log-prob by the teacher less that by the student; the same code
-scores both. With the trainer as teacher, both are its own scores at the temperature of sampling. With an engine, both
-are engines' scores at temperature 1, which came with the sample; the student's version is never older than the
-answer's. Ratios and leash always use the trainer's scores. B samples, T response tokens, K of the teacher's likeliest.
+scores both. With the trainer as teacher, both are its own scores at the temperature of sampling; in a contrast the
+student is the teacher itself without the hint, so a gap is what the hint changes. With an engine, both are engines'
+scores at temperature 1, which came with the sample; the student's version is never older than the answer's. Ratios and
+leash always use the trainer's scores. B samples, T response tokens, K of the teacher's likeliest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,18 @@ class Scored:
         reward = sample.learned_reward
         return reward if reward is None or not sample.calls_tools else reward - self.tool_baseline
 
+    def open_nats(self, index: int) -> float | None:
+        """The mean over tokens of the sampling policy's log-prob less the teacher's.
+
+        None: the hint does not count, or no token has both numbers.
+        """
+        teacher_T = self.hinted.get(index)
+        if teacher_T is None:
+            return None
+        open_T = _floats(self.samples[index].response_logprobs) - teacher_T.cpu()
+        open_T = open_T[open_T.isfinite()]
+        return float(open_T.mean()) if len(open_T) else None
+
 
 class BatchLoss:
     """A method and its weights, on one model."""
@@ -66,6 +79,7 @@ class BatchLoss:
         self._model = model
         self._budget_tokens = settings.micro_batch_tokens
         self._by_engine = settings.by_engine
+        self._contrasts = settings.taught_by == "contrast"
         self._top_tokens = TOPK_TOKENS if settings.asks_likeliest else None
         self._divergence_weight = settings.divergence_weight
         self._distils = settings.method == "topk"
@@ -110,6 +124,11 @@ class BatchLoss:
             hinted = dict(zip(chosen, own, strict=False))
             tops = dict(zip(chosen, tops_asked, strict=False))
             answers = own[len(chosen) :] if at_once else model.score(leashed, weights=reference, budget_tokens=budget)
+            if self._contrasts:
+                unhinted = [plain[i] for i in chosen]
+                scores = [answers[i] for i in chosen] if leashed and teacher is reference else None
+                scores = scores or model.score(unhinted, weights=teacher, budget_tokens=budget)
+                students = dict(zip(chosen, scores, strict=True))
         return Scored(
             samples=samples,
             plain=plain,
@@ -155,7 +174,7 @@ class BatchLoss:
         total, tally = policy_loss(
             new_BT, known, advantage_BT, trained_BT, objective=self.objective, beside_BT=beside_BT
         )
-        return total, tally, _gaps(scored, group, gap_BT, trained_BT)
+        return total, tally, self._gaps(scored, group, known, trained_BT)
 
     def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Gaps]:
         scores, top_teacher_BTK = self._token_scores(scored, group)
@@ -166,7 +185,7 @@ class BatchLoss:
             objective=self.objective,
             weight=self._divergence_weight * self._weight(scored, group, scores.logp_BT),
         )  # fmt: skip
-        return total, tally, _gaps(scored, group, _gap(scored, group, known.old), trained_BT)
+        return total, tally, self._gaps(scored, group, known, trained_BT)
 
     def _token_scores(self, scored: Scored, group: Sequence[int]) -> tuple[TokenScores, Tensor]:
         """Return the policy's scores, also of the teacher's likeliest tokens, and the teacher's scores of these.
@@ -196,6 +215,13 @@ class BatchLoss:
         trained = [torch.tensor(s.trained, dtype=torch.float32) for s in samples]
         return LogProbs(old_BT, sampled_BT, reference_BT, scores.entropy_BT), _padded(trained, like_BT=here_BT) == 1
 
+    def _gaps(self, scored: Scored, group: Sequence[int], known: LogProbs, trained_BT: Tensor) -> Gaps:
+        """Return how far the policy is from its teacher: a contrast says what the hint changes, so it is not used."""
+        compared = replace(scored, students={}) if self._contrasts else scored
+        gap_BT = _gap(compared, group, known.old)
+        known_BT = trained_BT & gap_BT.isfinite()
+        return {i: gap_BT[row][known_BT[row]].cpu() for row, i in enumerate(group) if i in scored.hinted}
+
     def _weight(self, scored: Scored, group: Sequence[int], like_BT: Tensor) -> Tensor:
         """Return how much each token [B, T] counts beside the others: thinking by a setting, all others once."""
         weight_BT = torch.ones_like(like_BT, requires_grad=False)
@@ -216,11 +242,6 @@ def _gap(scored: Scored, group: Sequence[int], old_BT: Tensor) -> Tensor:
     if scored.students:
         student_BT = _padded([scored.students.get(i, nothing) for i in group], like_BT=old_BT)
     return _padded([scored.hinted.get(i, nothing) for i in group], like_BT=old_BT) - student_BT
-
-
-def _gaps(scored: Scored, group: Sequence[int], gap_BT: Tensor, trained_BT: Tensor) -> Gaps:
-    known_BT = trained_BT & gap_BT.isfinite()
-    return {i: gap_BT[row][known_BT[row]].cpu() for row, i in enumerate(group) if i in scored.hinted}
 
 
 def _floats(values: Sequence[float | None]) -> Tensor:

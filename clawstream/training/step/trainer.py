@@ -18,7 +18,7 @@ from torch import Tensor
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, TrainingDiverged, UnusableCheckpoint
-from clawstream.events import SampleAssembled
+from clawstream.events import Rehearsed, SampleAssembled
 from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gating import Gate, refused
@@ -50,6 +50,7 @@ class StepSummary:
     learning_rate: float
     mean_response_tokens: float | None
     weights_changed_share: float | None  # of the numbers that are published
+    rehearsed: tuple[Rehearsed, ...] = ()
 
 
 class _Taken(NamedTuple):
@@ -112,7 +113,7 @@ class Trainer:
                     self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
                 if gate is not None:
                     gate.let_out(version=version, seed=seed)
-        mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, len(samples))
+        mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, samples)
         memory = self._carried.gate.after(samples, as_it_is=gate is not None and gate.as_it_is)
         self._carried = replace(self._carried, gate=memory, tool_calls=self._carried.tool_calls.after(samples))
         return StepSummary(
@@ -126,15 +127,28 @@ class Trainer:
             learning_rate=rate,
             mean_response_tokens=sum(len(s.response_ids) for s in samples) / len(samples) if samples else None,
             weights_changed_share=changed_share,
+            rehearsed=self._rehearsed(samples, mine, scored),
+        )
+
+    def _rehearsed(
+        self, samples: Sequence[SampleAssembled], mine: Sequence[int], scored: Scored
+    ) -> tuple[Rehearsed, ...]:
+        """Return how open the held hints of the batch were, in the order of its samples."""
+        here = {number: scored.open_nats(i) for i, number in enumerate(mine) if samples[number].hint_id is not None}
+        return tuple(
+            Rehearsed(hint_id=hint_id, open_nats=open_nats)
+            for number, open_nats in sorted(self._model.together(here).items())
+            if (hint_id := samples[number].hint_id) is not None
         )
 
     def _score(
         self, samples: Sequence[SampleAssembled], mine: Sequence[int], advantages: Sequence[float] | None
     ) -> Scored:
         """Return the scores of this process' samples by the policy before the step, its teacher and its reference."""
-        teacher = {"reference": self._reference, "ema": self._ema}.get(self._settings.teacher)
+        base, by_name = self._reference, {"contrast": self._reference, "reference": self._reference, "ema": self._ema}
+        teacher = by_name.get(self._settings.taught_by)
         return self._loss.score(
-            [samples[i] for i in mine], teacher=teacher, reference=self._reference, moves=self._settings.epochs > 1,
+            [samples[i] for i in mine], teacher=teacher, reference=base, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
             tool_baseline=0.0 if self._settings.as_published else self._carried.tool_calls.baseline,
         )  # fmt: skip
@@ -205,7 +219,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Set the state that carries over to that of the policy's start; the weights are the start's already."""
-        self._ema = self._model.copy() if self._settings.teacher == "ema" else None
+        self._ema = self._model.copy() if self._settings.taught_by == "ema" else None
         self._carried = Carried()
 
     def _saved_ema(self, state: Path) -> dict[str, Tensor]:
@@ -224,13 +238,18 @@ class Trainer:
         peak = self._settings.learning_rate
         return peak if self._settings.as_published else after.learning_rate(peak=peak)
 
-    def _see_gaps(self, version: int, gaps: Gaps, num_samples: int) -> float | None:
-        """Remember the gaps of this process' samples and of all others'; return the mean over all their tokens."""
+    def _see_gaps(self, version: int, gaps: Gaps, samples: Sequence[SampleAssembled]) -> float | None:
+        """Remember the gaps of this process' samples and of all others'; return the mean over all their tokens.
+
+        Those of rehearsals say what was forgotten, not what people want now, so they are not remembered.
+        """
+        num_samples = len(samples)
         here = [gaps.get(i, torch.empty(0)) for i in range(num_samples)]
         both = self._model.sums([*(float(gap_N.sum()) for gap_N in here), *(float(len(gap_N)) for gap_N in here)])
         totals, counts = both[:num_samples], both[num_samples:]
         before = self._carried.schedule
-        after = before.having_seen([-total / count for total, count in zip(totals, counts, strict=True) if count])
+        seen = zip(samples, totals, counts, strict=True)
+        after = before.having_seen([-total / n for sample, total, n in seen if n and sample.hint_id is None])
         if after.num_updates < before.num_updates:
             log.warning("version=%d learning_rate=anew_next reason=hints are twice as far from what it says", version)
         self._carried = replace(self._carried, schedule=after)

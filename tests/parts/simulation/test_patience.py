@@ -21,7 +21,7 @@ class World:
     """People of whose sessions every `one_in`th gives a sample at once, and a trainer that needs a while for a step."""
 
     def __init__(self, *, one_in: int = 1, answers_per_hint: int = 1, session_s: float = 0.0) -> None:
-        self.watch = Watch(answers_per_hint)
+        self.watch = Watch(refreshes=answers_per_hint > 1)
         for event in (published(0), activated(0)):
             self.watch._learn(event)
         self.asked_while_trained = False

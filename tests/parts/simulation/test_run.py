@@ -54,7 +54,7 @@ def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path
     plan = replace(PLAN, folder=tmp_path)
 
     assert _settings(replace(plan, training={"teacher": "ema"}), 1234).training.teacher == "ema"
-    assert _settings(plan, 1234).training.teacher == "reference"
+    assert _settings(plan, 1234).training.teacher is None
     assert _settings(plan, 1234).training.keep_checkpoints == 89  # all of them: which are scored is not known here
 
 

@@ -12,7 +12,7 @@ from tests.unit.monitoring.said import activated, plan, published, rejected
 
 
 async def test_an_update_is_a_version_that_was_published_and_is_served() -> None:
-    watch = Watch(1)
+    watch = Watch()
     for event in (
         published(0),
         activated(0),
@@ -46,11 +46,11 @@ class Lags:
 @pytest.mark.parametrize("behind", ["samples", "refresh"])
 async def test_all_is_quiet_once_answers_given_anew_are_samples_where_hints_have_them(behind: str) -> None:
     log = Lags(behind)
-    await programs.quiet(CASTS["all"], Watch(4), cast("KafkaLog", log))
+    await programs.quiet(CASTS["all"], Watch(refreshes=True), cast("KafkaLog", log))
     assert log.asked == ["turns", "judging", "refresh", "samples"] * 5
 
 
 async def test_a_stage_that_no_hint_needs_is_not_waited_for() -> None:
     log = Lags("refresh")
-    await programs.quiet(CASTS["all"], Watch(1), cast("KafkaLog", log))
+    await programs.quiet(CASTS["all"], Watch(), cast("KafkaLog", log))
     assert log.asked == ["turns", "judging", "samples"] * 3

@@ -55,7 +55,7 @@ async def test_a_thumb_on_a_turn_that_was_trained_on_has_the_policy_answer_again
     thumb = session.rate(first.exchange_id, -1.0, name="thumb")
     log = MemoryLog(MemoryBroker())
     await log.append(exchanges)
-    chosen = settings(base, tmp_path, late="refresh", batch_samples=1, gate=False)
+    chosen = settings(base, tmp_path, late="refresh", batch_samples=1, gate=False, rehearsal_share=0.0)
     engine = ScriptedBackend(script=lambda _: ScriptedAnswer(token_ids=(7, 8, 9, 1)), version="1")
     engine.faults.append(Fault(status=503))
 

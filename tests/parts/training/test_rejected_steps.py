@@ -16,7 +16,7 @@ from clawstream.config import Settings
 from clawstream.events import BatchPlanned, Event, PolicyPublished, SampleAssembled, StepRejected, StepTaken
 from clawstream.training.checkpoints import read
 from clawstream.training.loop import train
-from clawstream.training.step import packing
+from clawstream.training.step import carried
 from clawstream.training.step.trainer import Trainer
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
@@ -85,7 +85,7 @@ async def test_a_rejected_step_uses_up_its_samples_and_training_goes_on_from_the
 async def test_by_a_rejected_step_the_learning_rate_does_not_fall(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packing, "CONSTANT_UPDATES", 1)
+    monkeypatch.setattr(carried, "CONSTANT_UPDATES", 1)
     log = await log_of(EARLIER, ONE_SIDED, LATER)
 
     first, second = of(await trained_until(log, chosen(base, tmp_path), 3), StepTaken)

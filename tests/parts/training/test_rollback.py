@@ -15,7 +15,7 @@ from clawstream.events import (
     VersionPinned,
 )
 from clawstream.training.checkpoints import read
-from clawstream.training.step import packing
+from clawstream.training.step import carried
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import names, settings, trained_until
@@ -64,7 +64,7 @@ async def test_the_next_version_is_the_earlier_one_again_and_training_goes_on_fr
 
 
 async def test_the_learning_rate_goes_back_too(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "CONSTANT_UPDATES", 1)
+    monkeypatch.setattr(carried, "CONSTANT_UPDATES", 1)
     log, falling = MemoryLog(MemoryBroker()), settings(base, tmp_path)
     for samples, version in ((SAMPLES[:9], 3), ([asked(1, 1)], 4), (SAMPLES[9:], 5)):
         await log.append(samples)

@@ -27,7 +27,7 @@ REFERENCE = Reference(baseline=score(0, 0.2), ceiling=score(0, 0.8))
 
 def long_row(
     scores: Mapping[int, float], *, flip_after: int | None = None, at_flip: float | None = None, seed: int = 0,
-    teacher: str = "reference", rejected: Collection[int] = (),
+    teacher: str = "usual", rejected: Collection[int] = (),
     figures: Mapping[int, tuple[float, float]] | None = None,
 ) -> ReportRow:  # fmt: skip
     """A run scored at these updates; versions `rejected` were none, `figures` are (entropy, length) of some updates."""

@@ -25,7 +25,7 @@ OTHER: dict[str, Any] = {
 
 def made(
     *, methods: Sequence[str] = ("binary", "opd"), seeds: Sequence[int] = (0, 1), controls: Sequence[Control] = (),
-    teachers: Sequence[str] = ("reference",), **changes: Any,
+    teachers: Sequence[str] = ("usual",), **changes: Any,
 ) -> tuple[Cell, ...]:  # fmt: skip
     like = replace(CELL, **{"score_at": (8,)} | changes)
     return grid(like, methods=methods, seeds=seeds, controls=controls, teachers=teachers)
@@ -97,10 +97,10 @@ def test_a_cell_that_was_run_before_there_were_teachers_and_flips_has_the_name_t
 
 
 def test_each_teacher_has_a_run_of_each_method_that_hints_teach() -> None:
-    cells = made(teachers=["reference", "ema", "current", "ema"], seeds=[0])
+    cells = made(teachers=["usual", "ema", "current", "ema"], seeds=[0])
 
     assert [(cell.method, cell.teacher) for cell in cells] == [
-        ("binary", "reference"), ("opd", "reference"), ("opd", "ema"), ("opd", "current"),
+        ("binary", "usual"), ("opd", "usual"), ("opd", "ema"), ("opd", "current"),
     ]  # fmt: skip
     assert [cell.arm for cell in cells] == ["binary", "opd", "opd, ema teacher", "opd, current teacher"]
 

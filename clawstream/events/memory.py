@@ -1,0 +1,77 @@
+"""The hint memory: what people taught a policy and it is to go on doing, and the prompts that rehearse it."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from clawstream.events.base import PolicyEvent, SessionEvent, TokenIds, derived_id
+from clawstream.events.exchanges import Sampling
+
+
+class Retired(StrEnum):
+    """Why a hint is not rehearsed any more."""
+
+    ASKED = "asked"  # a person said so
+    CROWDED_OUT = "crowded_out"  # the memory was full, and of all its hints this one was longest not heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintHeld(PolicyEvent):
+    """A batch is about to be trained on this hint; from now on the hint is rehearsed on the prompt that it was said of.
+
+    Of several prompts of one hint the newest are rehearsed. A hint that was retired is held again.
+    """
+
+    IDENTITY: ClassVar = ("policy_id", "sample_id")
+
+    hint_id: str  # one for the same words under the same key
+    hint: str
+    hint_by_person: bool  # as the sample has it
+    key_name: str | None  # the API key of whoever said it; None: the gateway asked for none
+    session_id: str
+    turn_id: str
+    sample_id: str
+    prompt_ids: TokenIds
+    hinted_prompt_ids: TokenIds
+    sampling: Sampling
+    num_earlier_turns: int  # as the sample has it
+    policy_version: int  # that the batch makes
+    held_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HintRetired(PolicyEvent):
+    """The hint is not rehearsed any more, until somebody says it again."""
+
+    IDENTITY: ClassVar = ("policy_id", "hint_id", "retired_at_ms")
+
+    hint_id: str
+    reason: Retired
+    retired_at_ms: int  # since the epoch, UTC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalAsked(SessionEvent):
+    """Today's policy is to answer a prompt of the past, so that a hint which was said of it is trained on again.
+
+    The event holds all that the sample of the answer needs, since every stage may have forgotten the turn by now.
+    """
+
+    IDENTITY: ClassVar = ("turn_id", "number")
+
+    turn_id: str
+    number: int  # below 0: less the version that was planned last; other answers to the prompt count from 0
+    policy_id: str
+    hint_id: str
+    hint: str
+    hint_by_person: bool
+    prompt_ids: TokenIds
+    hinted_prompt_ids: TokenIds
+    sampling: Sampling
+    num_earlier_turns: int
+    asked_at_ms: int  # since the epoch, UTC
+
+
+def hint_id_of(policy_id: str, key_name: str | None, hint: str) -> str:
+    """Return the id of a hint: one for the same words under the same key, whatever their case and spacing."""
+    return derived_id("hint", policy_id, key_name, " ".join(hint.casefold().split()))

@@ -1,0 +1,200 @@
+"""The hint memory: which hints a policy holds on to, and which of them to rehearse next. Pure.
+
+A hint is held from the batch that is first trained on it. Equal hints under one key are one hint, which is rehearsed on
+the newest prompts that it was said of. Both are bounded, so a policy that is taught for years rehearses what was said
+last. How far a policy is from following a hint is known from the hint's last rehearsal.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from clawstream.events import (
+    BatchPlanned,
+    HintHeld,
+    HintRetired,
+    RehearsalAsked,
+    Rehearsed,
+    Retired,
+    SampleAssembled,
+    hint_id_of,
+)
+
+MAX_HINTS = 256
+PROMPTS_A_HINT = 8
+LONGEST_AGO_FIRST = 2  # for each hint that is rehearsed as the most open one: what is forgotten unseen has no measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldHint:
+    """A hint that the policy holds on to, for people to look at."""
+
+    hint_id: str
+    hint: str
+    hint_by_person: bool
+    key_name: str | None
+    held_since_ms: int
+    num_prompts: int
+    open_nats: float | None  # at its last rehearsal: how far the policy was from following it; None: not known
+
+
+@dataclass(slots=True)
+class _Hint:
+    """A held hint, and its prompts, the one that was rehearsed longest ago first."""
+
+    held_since_ms: int
+    prompts: list[HintHeld]
+    since_round: int  # in which it was said or asked for last
+    open_nats: float | None = None  # at its last rehearsal; None: it had none that was measured
+
+
+@dataclass(slots=True)
+class HintMemory:
+    """The fold of a policy's `HintHeld`, `HintRetired` and rehearsals. Its hints stand in the order of last saying."""
+
+    _hints: dict[str, _Hint] = field(default_factory=dict)
+    _known: set[str] = field(default_factory=set)  # samples whose hint was held already
+    _round: int = 0
+
+    def learn(self, event: HintHeld | HintRetired) -> None:
+        """Take in one event of this policy; one that was taken in before changes nothing."""
+        if isinstance(event, HintRetired):
+            self._hints.pop(event.hint_id, None)
+        elif event.sample_id not in self._known:
+            self._known.add(event.sample_id)
+            hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, [], self._round)
+            hint.since_round = self._round
+            hint.prompts = [*hint.prompts, event][-PROMPTS_A_HINT:]
+            self._hints[event.hint_id] = hint
+
+    def note(self, rehearsed: Iterable[Rehearsed]) -> None:
+        """Take in how open the hints were that a step rehearsed; of several answers to a hint the most open counts."""
+        found: dict[str, float] = {}
+        for one in rehearsed:
+            if one.open_nats is not None:
+                found[one.hint_id] = max(one.open_nats, found.get(one.hint_id, one.open_nats))
+        for hint_id, open_nats in found.items():
+            if hint_id in self._hints:
+                self._hints[hint_id].open_nats = open_nats
+
+    def to_hold(
+        self, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, now_ms: int
+    ) -> list[HintHeld | HintRetired]:
+        """Return the events of the plan's hints, and of those that have to go to make room for them."""
+        held = [
+            _held(plan, sample, hinted_ids, hint, now_ms)
+            for sample in samples
+            if (hint := sample.hint) is not None
+            and (hinted_ids := sample.hinted_prompt_ids) is not None
+            and sample.hint_id is None
+            and sample.sampling.of_the_policy
+            and sample.sample_id not in self._known
+        ]
+        new = {event.hint_id for event in held}
+        others = [hint_id for hint_id in self._hints if hint_id not in new]
+        num_over = max(0, len(others) + len(new) - MAX_HINTS)
+        retired = [
+            HintRetired(policy_id=plan.policy_id, hint_id=hint_id, reason=Retired.CROWDED_OUT, retired_at_ms=now_ms)
+            for hint_id in others[:num_over]
+        ]
+        return [*retired, *held]
+
+    def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
+        """Return at most `count` prompts to rehearse after `version` was planned.
+
+        They are of the hints that were said or rehearsed longest ago, and of those that are most open; of each key one
+        before a second of any.
+
+        Each call is a round; it is noted which prompts were asked in it.
+        """
+        self._round += 1
+        asked: dict[str, RehearsalAsked] = {}
+        for hint in self._spread():
+            if len(asked) == count:
+                break
+            prompt = next((one for one in hint.prompts if one.turn_id not in asked), None)
+            if prompt is None:
+                continue
+            hint.prompts = [*(one for one in hint.prompts if one is not prompt), prompt]
+            hint.since_round = self._round
+            asked[prompt.turn_id] = _asked(prompt, version, now_ms)
+        return list(asked.values())
+
+    @property
+    def held(self) -> tuple[HeldHint, ...]:
+        """What is held, in the order of last saying."""
+        newest = {hint_id: max(hint.prompts, key=lambda one: one.held_at_ms) for hint_id, hint in self._hints.items()}
+        return tuple(
+            HeldHint(
+                hint_id=hint_id,
+                hint=newest[hint_id].hint,
+                hint_by_person=newest[hint_id].hint_by_person,
+                key_name=newest[hint_id].key_name,
+                held_since_ms=hint.held_since_ms,
+                num_prompts=len(hint.prompts),
+                open_nats=hint.open_nats,
+            )
+            for hint_id, hint in self._hints.items()
+        )
+
+    def _spread(self) -> Iterator[_Hint]:
+        """Return the hints in the order of rehearsal, again from the beginning as often as a hint may have prompts."""
+        by_key: dict[str | None, list[_Hint]] = {}
+        for hint in _by_turns(self._longest_ago(), self._most_open()):
+            by_key.setdefault(hint.prompts[-1].key_name, []).append(hint)
+        longest = max(map(len, by_key.values()), default=0)
+        ordered = [hints[n] for n in range(longest) for hints in by_key.values() if n < len(hints)]
+        return chain.from_iterable(ordered for _ in range(PROMPTS_A_HINT))
+
+    def _longest_ago(self) -> list[_Hint]:
+        return sorted(self._hints.values(), key=lambda hint: hint.since_round)
+
+    def _most_open(self) -> list[_Hint]:
+        known = [hint for hint in self._hints.values() if hint.open_nats is not None]
+        return sorted(known, key=lambda hint: hint.open_nats or 0.0, reverse=True)
+
+
+def _by_turns(longest_ago: Sequence[_Hint], most_open: Sequence[_Hint]) -> list[_Hint]:
+    """Return each hint once: `LONGEST_AGO_FIRST` of those, then the most open one, and so on."""
+    ago, opened, found = iter(longest_ago), iter(most_open), dict[int, _Hint]()
+    while len(found) < len(longest_ago):
+        for source, count in ((ago, LONGEST_AGO_FIRST), (opened, 1)):
+            fresh = (hint for hint in source if id(hint) not in found)
+            found |= {id(hint): hint for hint in islice(fresh, count)}
+    return list(found.values())
+
+
+def _held(plan: BatchPlanned, sample: SampleAssembled, hinted_ids: tuple[int, ...], hint: str, now_ms: int) -> HintHeld:
+    return HintHeld(
+        policy_id=plan.policy_id,
+        hint_id=hint_id_of(plan.policy_id, sample.key_name, hint),
+        hint=hint,
+        hint_by_person=sample.hint_by_person,
+        key_name=sample.key_name,
+        session_id=sample.session_id,
+        turn_id=sample.turn_id,
+        sample_id=sample.sample_id,
+        prompt_ids=sample.prompt_ids,
+        hinted_prompt_ids=hinted_ids,
+        sampling=sample.sampling,
+        num_earlier_turns=sample.num_earlier_turns,
+        policy_version=plan.policy_version,
+        held_at_ms=now_ms,
+    )
+
+
+def _asked(prompt: HintHeld, version: int, now_ms: int) -> RehearsalAsked:
+    return RehearsalAsked(
+        session_id=prompt.session_id,
+        turn_id=prompt.turn_id,
+        number=-version,
+        policy_id=prompt.policy_id,
+        hint_id=prompt.hint_id,
+        hint=prompt.hint,
+        hint_by_person=prompt.hint_by_person,
+        prompt_ids=prompt.prompt_ids,
+        hinted_prompt_ids=prompt.hinted_prompt_ids,
+        sampling=prompt.sampling,
+        num_earlier_turns=prompt.num_earlier_turns,
+        asked_at_ms=now_ms,
+    )

@@ -1,0 +1,58 @@
+"""Keeps a policy's hint memory on the log, and asks for the answers that rehearse its hints.
+
+Hints are held before the step that is first trained on them, so no restart loses one. Rehearsals are asked for after
+each step; a restart may lose those of one step, and the next batch then has fewer.
+"""
+
+from collections.abc import Sequence
+
+from clawstream.config import Settings
+from clawstream.events import BatchPlanned, HintHeld, HintRetired, Retired, SampleAssembled, StepTaken
+from clawstream.stream import topics
+from clawstream.stream.log import Log, of_policy
+from clawstream.stream.stage import now_ms
+from clawstream.training.batches.memory import HintMemory
+from clawstream.training.batches.planning import rehearsals_beside
+
+
+class Rehearsing:
+    """The hint memory of the policy that engines serve."""
+
+    def __init__(self, settings: Settings, training_log: Log) -> None:
+        training = settings.training
+        self._policy_id = settings.policy.id
+        self._log = training_log
+        self._memory = HintMemory()
+        self._num_asked = rehearsals_beside(training.batch_samples, share=training.rehearsed_share)
+
+    async def open(self, steps: Sequence[StepTaken]) -> None:
+        """Read what is held so far; `steps` are those on the log, in order."""
+        async for records in self._log.follow([topics.MEMORY], "earliest", until_end=True):
+            for event in of_policy(records, self._policy_id):
+                if isinstance(event, HintHeld | HintRetired):
+                    self._memory.learn(event)
+        for step in steps:
+            self._memory.note(step.rehearsed)
+
+    async def follow(self) -> None:
+        """Follow which hints people retire."""
+        async for records in self._log.follow([topics.MEMORY], "latest"):
+            for event in of_policy(records, self._policy_id):
+                if isinstance(event, HintRetired) and event.reason is Retired.ASKED:
+                    self._memory.learn(event)
+
+    async def hold(self, plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> None:
+        """Write which hints of the plan's samples are held from now on."""
+        events = self._memory.to_hold(plan, samples, now_ms=now_ms()) if self._num_asked else []
+        if events:
+            await self._log.append(events)
+        for event in events:
+            self._memory.learn(event)
+
+    async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
+        """Ask for the next batch's rehearsals after the plan's step; None: the step was rejected."""
+        if step is not None:
+            self._memory.note(step.rehearsed)
+        asks = self._memory.to_ask(self._num_asked, version=plan.policy_version, now_ms=now_ms())
+        if asks:
+            await self._log.append(asks)

@@ -1,0 +1,245 @@
+"""Rehearsals of held hints: beside other samples in a batch, and the whole way round on a log."""
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from clawstream.config import JudgeSettings, TrainingSettings
+from clawstream.errors import ConfigError
+from clawstream.events import (
+    AnswerRefreshed,
+    BatchPlanned,
+    HintHeld,
+    HintRetired,
+    RehearsalAsked,
+    Retired,
+    SampleAssembled,
+    StepTaken,
+)
+from clawstream.inference.sglang import SglangEngine
+from clawstream.judging.stage import judging_stage
+from clawstream.refresh.answering import Refresher
+from clawstream.refresh.stage import refresh_stage
+from clawstream.samples.joining import SampleRules
+from clawstream.samples.stage import samples_stage
+from clawstream.stream.topics import MEMORY
+from clawstream.training.batches.planning import Batcher, BatchRules, DropReason, rehearsals_beside
+from clawstream.training.step.losses import Suffix
+from clawstream.training.step.trainer import Trainer
+from clawstream.training.torch_model import TorchModel
+from clawstream.turns.stage import turns_stage
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
+from tests.flow import Oracle
+from tests.parts.training import tiny
+from tests.parts.training.test_batches import of, plan_of
+from tests.parts.training.test_loop import settings, trained_until
+from tests.parts.training.test_refreshed_on_logs import Small
+from tests.sessions import ANSWERS, SAMPLES, Session, assistant, user
+from tests.unit.refresh.anew import HINT
+from tests.unit.stream import toys
+
+RULES = BatchRules(policy_id="policy", batch_samples=3, max_wait_ms=1000, rehearsal_share=0.25)
+
+
+def rehearsal(name: str, *, version: int = 0) -> SampleAssembled:
+    kept = tiny.sample(name, reward=None, hinted=True, version=version)
+    return replace(kept, judge="nobody", refreshed_id=f"answer {name}", hint_id=f"hint {name}")
+
+
+@pytest.mark.parametrize(("fresh", "beside"), [(0, 0), (1, 1), (3, 1), (16, 6), (12, 4)])
+def test_a_quarter_of_a_batch_are_rehearsals(fresh: int, beside: int) -> None:
+    assert rehearsals_beside(fresh, share=0.25) == beside
+    assert rehearsals_beside(fresh, share=0.0) == 0
+
+
+def test_a_batch_has_its_samples_and_the_newest_rehearsals_on_top() -> None:
+    batcher = Batcher(RULES)
+    for name in ("old", "new"):
+        assert batcher.receive(of(rehearsal(name))) is None
+    for name in "abc":
+        batcher.receive(of(tiny.sample(name)))
+    batch = batcher.due(parent_version=0, now_ms=0)
+    assert batch is not None
+    assert [sample.turn_id for sample in batch.samples] == ["a", "b", "c", "new"]
+
+
+def test_rehearsals_alone_make_no_batch_however_long_they_wait() -> None:
+    batcher = Batcher(RULES)
+    for number in range(5):
+        batcher.receive(of(rehearsal(f"r{number}")))
+    assert batcher.oldest_ms is None
+    assert batcher.due(parent_version=0, now_ms=10**9) is None
+    batcher.receive(of(tiny.sample("a")))
+    batch = batcher.due(parent_version=0, now_ms=10**9)
+    assert batch is not None
+    assert [sample.turn_id for sample in batch.samples] == ["a", "r4"]
+
+
+def test_a_rehearsal_by_a_policy_of_yesterday_is_dropped() -> None:
+    batcher = Batcher(RULES)
+    batcher.receive(of(rehearsal("old", version=1)))
+    batcher.receive(of(rehearsal("last", version=2)))
+    for name in "abc":
+        batcher.receive(of(tiny.sample(name)))
+    batch = batcher.due(parent_version=3, now_ms=0)
+    assert batch is not None
+    assert [sample.turn_id for sample in batch.samples] == ["a", "b", "c", "last"]
+    assert batcher.dropped == {DropReason.STALE: 1}
+
+
+def test_a_planned_rehearsal_is_found_again_after_a_restart() -> None:
+    batcher, log = (
+        Batcher(RULES),
+        [of(rehearsal("r"), 0), *(of(tiny.sample(name), n) for n, name in enumerate("abc", 1))],
+    )
+    for arrival in log:
+        batcher.receive(arrival)
+    batch = batcher.due(parent_version=0, now_ms=0)
+    assert batch is not None
+    again = Batcher(RULES, [plan_of(batch, 1)])
+    for arrival in log:
+        again.receive(arrival)
+    pending = again.pending()
+    assert pending is not None
+    assert pending[1] == batch.samples
+
+
+def test_a_step_says_how_open_the_hints_were_that_it_rehearsed(base: Path) -> None:
+    trainer = Trainer(base, TrainingSettings(method="combined", learning_rate=1e-3))
+    one = rehearsal("r")
+    summary = trainer.update([tiny.sample("a"), one], version=1, seed=1)
+    [found] = summary.rehearsed
+    asked = Suffix(one.hinted_prompt_ids or (), one.response_ids, one.temperature)
+    [taught_T] = TorchModel.load(base).score([asked], weights=None, budget_tokens=999)
+    gaps = [sampled - float(logp) for sampled, logp in zip(one.response_logprobs, taught_T, strict=True) if sampled]
+    assert found.hint_id == "hint r"
+    assert found.open_nats == pytest.approx(sum(gaps) / len(gaps), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "given", [{"method": "binary"}, {"method": "combined", "w_opd": 0.0}, {"method": "opd", "teacher": "engine"}]
+)
+def test_nothing_is_rehearsed_where_no_hint_is_learned_from_or_an_engine_teaches(given: Mapping[str, str]) -> None:
+    training = TrainingSettings.model_validate(given)
+    assert (training.rehearsed_share, training.refreshes) == (0.0, False)
+    with pytest.raises((ConfigError, ValueError), match="rehearsal_share"):
+        TrainingSettings.model_validate({**given, "rehearsal_share": 0.1})
+    assert TrainingSettings().rehearsed_share == pytest.approx(1 / 3)
+
+
+async def assembled(log: MemoryLog) -> list[SampleAssembled]:
+    return [one.event for one in await toys.read(log, SAMPLES) if isinstance(one.event, SampleAssembled)]
+
+
+async def test_a_hint_that_was_trained_on_is_rehearsed_in_the_next_batch(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=1, gate=False, rehearsal_share=0.5)
+    engine = ScriptedBackend(script=lambda _: ScriptedAnswer(token_ids=(7, 8, 9, 1)), version="1")
+
+    async def complains(name: str) -> None:
+        session = Session(
+            name, renderer=Small(), sampled=lambda text: tuple(byte % tiny.VOCABULARY for byte in text.encode())
+        )
+        session.ask([user("2+2?")], "**4**")
+        session.ask([user("2+2?"), assistant("**4**"), user("no bold")], "4")
+        await log.append(session.written)
+
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serving(engine))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        policy = Refresher([SglangEngine(http, url)], Small(), "policy")
+        for stage in (
+            turns_stage(),
+            judging_stage(JudgeSettings(votes=1), Oracle(HINT)),
+            samples_stage(SampleRules(Small())),
+            refresh_stage(policy, "policy", answers_per_hint=1),
+        ):
+            await stack.enter_async_context(toys.running(stage, log))
+        await complains("first")
+        await trained_until(log, chosen, 1)
+
+        async def came() -> bool:
+            return any(sample.hint_id is not None for sample in await assembled(log))
+
+        await toys.until(came)
+        await complains("second")
+        said = await trained_until(log, chosen, 2)
+
+    samples = await assembled(log)
+    answers = [one.event for one in await toys.read(log, ANSWERS)]
+    held = [one.event for one in await toys.read(log, MEMORY)]
+    own, rehearsed = samples[0], next(sample for sample in samples if sample.hint_id is not None)
+    assert isinstance(held[0], HintHeld)
+    assert (held[0].sample_id, rehearsed.hint_id) == (own.sample_id, held[0].hint_id)
+    [ask, *_] = [event for event in answers if isinstance(event, RehearsalAsked)]
+    [answer, *_] = [event for event in answers if isinstance(event, AnswerRefreshed)]
+    assert (ask.number, answer.number, rehearsed.refreshed_id) == (-1, -1, answer.event_id)
+    assert (rehearsed.prompt_ids, rehearsed.hinted_prompt_ids) == (own.prompt_ids, own.hinted_prompt_ids)
+    assert (rehearsed.response_ids, rehearsed.total_reward, rehearsed.reward) == ((7, 8, 9, 1), None, None)
+    plans = [event for event in said if isinstance(event, BatchPlanned)]
+    assert rehearsed.sample_id in plans[1].sample_ids
+    steps = [event for event in said if isinstance(event, StepTaken)]
+    assert [one.hint_id for one in steps[-1].rehearsed] == [rehearsed.hint_id]
+    assert sum(sample.hint_id is None and sample.turn_id == own.turn_id for sample in samples) == 1
+
+
+async def test_a_hint_that_a_person_retires_is_rehearsed_no_more(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=1, gate=False)
+    await log.append([tiny.sample("a", hinted=True)])
+    await trained_until(log, chosen, 1)
+    [held] = [one.event for one in await toys.read(log, MEMORY)]
+    assert isinstance(held, HintHeld)
+    await log.append([HintRetired(policy_id="policy", hint_id=held.hint_id, reason=Retired.ASKED, retired_at_ms=1)])
+    await log.append([tiny.sample("b")])
+    await trained_until(log, chosen, 2)
+    asks = [one.event for one in await toys.read(log, ANSWERS)]
+    assert [ask.number for ask in asks if isinstance(ask, RehearsalAsked)] == [-1]
+
+
+def test_a_contrast_moves_only_what_the_hint_changes_in_the_base(base: Path) -> None:
+    """Where the teacher says the same with the hint as without, its gap is 0, however far the policy is from it."""
+    kept = tiny.sample("a", reward=None, hinted=True)
+    aside = replace(kept, hinted_prompt_ids=kept.prompt_ids)  # a hint that changes nothing
+    moved = {}
+    for teacher in ("contrast", "reference"):
+        training = TrainingSettings(method="combined", teacher=teacher, w_topk=0.0, kl=0.0, learning_rate=1e-2)
+        trainer = Trainer(base, training)
+        trainer.update([tiny.sample("b")], version=1, seed=1)  # the policy leaves its base
+        step = trainer.update([aside], version=2, seed=2)
+        moved[teacher] = step.grad_norm
+    assert moved["contrast"] == pytest.approx(0.0, abs=1e-6)
+    assert (moved["reference"] or 0.0) > 1e-3
+
+
+def test_the_gap_that_a_step_reports_is_from_the_policy_to_its_teacher_by_contrast_too(base: Path) -> None:
+    kept = tiny.sample("a", hinted=True)
+    gaps = [
+        Trainer(base, TrainingSettings(teacher=teacher, learning_rate=1e-3))
+        .update([kept], version=1, seed=1)
+        .mean_gap_nats
+        for teacher in ("contrast", "reference")
+    ]
+    assert gaps[0] == gaps[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "teacher"),
+    [
+        ({}, "contrast"), ({"w_topk": 0.0}, "reference"), ({"method": "opd"}, "reference"),
+        ({"method": "topk"}, "reference"), ({"teacher": "ema"}, "ema"), ({"recipe": "openclaw-rl"}, "reference"),
+        ({"recipe": "openclaw-rl", "method": "binary"}, "reference"),
+    ],
+)  # fmt: skip
+def test_hints_are_weighed_by_contrast_where_the_divergence_bounds_it(
+    given: Mapping[str, object], teacher: str
+) -> None:
+    training = TrainingSettings.model_validate(given)
+    assert training.taught_by == teacher
+    assert training.method == "binary" or training.resolved.teacher == teacher
+    assert TrainingSettings.model_validate_json(training.resolved.model_dump_json()).taught_by == teacher

@@ -1,0 +1,191 @@
+"""Which hints a policy holds on to, and which it rehearses."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawstream.events import (
+    BatchPlanned,
+    HintHeld,
+    HintRetired,
+    RehearsalAsked,
+    Rehearsed,
+    Retired,
+    SampleAssembled,
+    Sampling,
+    VersionSpan,
+    hint_id_of,
+)
+from clawstream.training.batches import memory
+from clawstream.training.batches.memory import MAX_HINTS, PROMPTS_A_HINT, HintMemory
+from tests.examples import examples
+
+SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=9, seed=None, stop=())
+
+
+def taught(name: str, hint: str | None = "shorter", key_name: str | None = None) -> SampleAssembled:
+    """A sample of turn `name`, on which `hint` was said under this key."""
+    return SampleAssembled(
+        session_id=f"session {name}",
+        turn_id=name,
+        judge="judge",
+        prompt_version="1",
+        revision=0,
+        reward=-1,
+        hint=hint,
+        prompt_ids=(1, 2),
+        hinted_prompt_ids=None if hint is None else (1, 3, 2),
+        response_ids=(4, 5),
+        response_logprobs=(-0.5, -0.25),
+        trained=(1, 1),
+        temperature=1.0,
+        sampling=SAMPLING,
+        policy_id="policy",
+        versions=(VersionSpan(policy_version=0, num_tokens=2),),
+        num_earlier_turns=3,
+        total_reward=-1.0,
+        key_name=key_name,
+    )
+
+
+def plan(version: int = 1) -> BatchPlanned:
+    return BatchPlanned(
+        policy_id="policy", policy_version=version, parent_version=version - 1, sample_ids=(), offsets=(), seed=0,
+        settings=b"{}", planned_at_ms=0, turns=(),
+    )  # fmt: skip
+
+
+def told(held: HintMemory, *samples: SampleAssembled, version: int = 1) -> list[HintHeld | HintRetired]:
+    """What the memory writes of a batch of these; it has learned it then."""
+    events = held.to_hold(plan(version), samples, now_ms=version)
+    for event in events:
+        held.learn(event)
+    return events
+
+
+def turns(asks: list[RehearsalAsked]) -> list[str]:
+    return [ask.turn_id for ask in asks]
+
+
+def test_a_hint_is_rehearsed_on_the_prompt_that_it_was_said_of_with_all_that_its_sample_needs() -> None:
+    held, sample = HintMemory(), taught("a", key_name="ann")
+    [event] = told(held, sample)
+    assert isinstance(event, HintHeld)
+    assert (event.sample_id, event.policy_version) == (sample.sample_id, 1)
+    [ask] = held.to_ask(4, version=1, now_ms=9)
+    assert (ask.session_id, ask.turn_id, ask.number, ask.asked_at_ms) == (sample.session_id, "a", -1, 9)
+    assert (ask.prompt_ids, ask.hinted_prompt_ids) == (sample.prompt_ids, sample.hinted_prompt_ids)
+    assert (ask.hint, ask.hint_id, ask.sampling) == ("shorter", event.hint_id, sample.sampling)
+
+
+def test_equal_words_of_one_person_are_one_hint_and_of_two_people_two() -> None:
+    said = {hint_id_of("policy", who, words) for who in ("ann", "bob", None) for words in ("Be  brief", "be brief\n")}
+    assert len(said) == 3
+    assert hint_id_of("policy", "ann", "be brief") != hint_id_of("other", "ann", "be brief")
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        taught("a", None),
+        replace(taught("a"), hint_id="held"),
+        replace(taught("a"), sampling=replace(SAMPLING, temperature=0.0)),
+    ],
+    ids=["no hint", "a rehearsal itself", "greedy"],
+)
+def test_nothing_is_held_of(sample: SampleAssembled) -> None:
+    assert told(HintMemory(), sample) == []
+
+
+def test_a_batch_that_is_taken_again_holds_nothing_twice() -> None:
+    held = HintMemory()
+    events = told(held, taught("a"))
+    for event in events:
+        held.learn(event)
+    assert told(held, taught("a"), version=2) == []
+    assert turns(held.to_ask(4, version=1, now_ms=0)) == ["a"]
+
+
+def test_two_hints_that_were_not_rehearsed_for_long_go_with_the_most_open_one() -> None:
+    held = HintMemory()
+    told(held, *(taught(name, f"hint {name}") for name in "abcdef"))
+    ids = {name: hint_id_of("policy", None, f"hint {name}") for name in "abcdef"}
+    held.note([Rehearsed(hint_id=ids["f"], open_nats=0.3), Rehearsed(hint_id=ids["e"], open_nats=0.2)])
+    held.note([Rehearsed(hint_id=ids["d"], open_nats=None)])
+    assert turns(held.to_ask(3, version=1, now_ms=0)) == ["a", "b", "f"]
+    assert turns(held.to_ask(3, version=2, now_ms=0)) == ["c", "d", "f"]
+    held.note([Rehearsed(hint_id=ids["f"], open_nats=0.1)])
+    assert turns(held.to_ask(3, version=3, now_ms=0)) == ["e", "a", "f"]
+
+
+def test_what_was_just_said_is_trained_on_anyway_and_is_rehearsed_last() -> None:
+    held = HintMemory()
+    told(held, *(taught(name, f"hint {name}") for name in "abc"))
+    assert turns(held.to_ask(1, version=1, now_ms=0)) == ["a"]
+    told(held, taught("b again", "hint b"), version=2)
+    assert turns(held.to_ask(1, version=2, now_ms=0)) == ["c"]
+
+
+def test_of_several_answers_to_a_hint_the_most_open_counts() -> None:
+    held = HintMemory()
+    told(held, taught("a", "x"), taught("b", "y"))
+    x, y = (hint_id_of("policy", None, words) for words in "xy")
+    held.note([Rehearsed(hint_id=x, open_nats=nats) for nats in (0.9, 0.0)] + [Rehearsed(hint_id=y, open_nats=0.5)])
+    assert [one.open_nats for one in held.held] == [0.9, 0.5]
+
+
+def test_each_key_has_a_rehearsal_before_any_has_two() -> None:
+    held = HintMemory()
+    told(held, *(taught(f"a{n}", f"hint {n}", "ann") for n in range(5)), taught("b", "hint", "bob"))
+    held.note([Rehearsed(hint_id=hint_id_of("policy", "ann", f"hint {n}"), open_nats=1.0) for n in range(5)])
+    assert "b" in turns(held.to_ask(2, version=1, now_ms=0))
+
+
+def test_a_hint_with_several_prompts_takes_them_in_turn_and_no_prompt_twice_at_once() -> None:
+    held = HintMemory()
+    told(held, *(taught(name) for name in "abc"))
+    assert turns(held.to_ask(1, version=1, now_ms=0)) == ["a"]
+    assert turns(held.to_ask(1, version=2, now_ms=0)) == ["b"]
+    assert sorted(turns(held.to_ask(9, version=3, now_ms=0))) == ["a", "b", "c"]
+
+
+def test_a_retired_hint_is_not_rehearsed_until_it_is_said_again() -> None:
+    held = HintMemory()
+    [event] = told(held, taught("a"))
+    assert isinstance(event, HintHeld)
+    held.learn(HintRetired(policy_id="policy", hint_id=event.hint_id, reason=Retired.ASKED, retired_at_ms=1))
+    assert held.to_ask(4, version=1, now_ms=0) == []
+    told(held, taught("b"))
+    assert turns(held.to_ask(4, version=2, now_ms=0)) == ["b"]
+
+
+def test_a_full_memory_lets_go_of_the_hint_that_was_longest_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MAX_HINTS", 3)
+    held = HintMemory()
+    told(held, *(taught(name, f"hint {name}") for name in "abc"))
+    told(held, taught("again", "hint a"), version=2)
+    retired, new = told(held, taught("d", "hint d"), version=3)
+    assert isinstance(retired, HintRetired)
+    assert isinstance(new, HintHeld)
+    assert (retired.hint_id, retired.reason) == (hint_id_of("policy", None, "hint b"), Retired.CROWDED_OUT)
+    assert len(held.held) == 3
+
+
+@examples(1)
+@given(st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), max_size=6), max_size=12))
+def test_a_fold_of_the_log_holds_what_the_memory_held_when_it_was_written(
+    batches: list[list[tuple[int, int]]],
+) -> None:
+    held, log = HintMemory(), []
+    for version, batch in enumerate(batches, 1):
+        samples = [taught(f"t{version}-{n}", f"hint {words}", f"key {key}") for n, (words, key) in enumerate(batch)]
+        log += told(held, *samples, version=version)
+    again = HintMemory()
+    for event in [*log, *log]:
+        again.learn(event)
+    assert again.held == held.held
+    assert len(held.held) <= MAX_HINTS
+    asks = [memory_.to_ask(MAX_HINTS * PROMPTS_A_HINT, version=99, now_ms=0) for memory_ in (again, held)]
+    assert sorted(turns(asks[0])) == sorted(turns(asks[1]))
