@@ -43,6 +43,7 @@ class _Hint:
     """A held hint, and its prompts, the one that was rehearsed longest ago first."""
 
     held_since_ms: int
+    said: HintHeld  # the last saying
     prompts: list[HintHeld]
     since_round: int  # in which it was said or asked for last
     open_nats: float | None = None  # at its last rehearsal; None: it had none that was measured
@@ -62,7 +63,8 @@ class HintMemory:
             self._hints.pop(event.hint_id, None)
         elif event.sample_id not in self._known:
             self._known.add(event.sample_id)
-            hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, [], self._round)
+            hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, event, [], self._round)
+            hint.said = event
             hint.since_round = self._round
             hint.prompts = [*hint.prompts, event][-PROMPTS_A_HINT:]
             self._hints[event.hint_id] = hint
@@ -123,13 +125,12 @@ class HintMemory:
     @property
     def held(self) -> tuple[HeldHint, ...]:
         """What is held, in the order of last saying."""
-        newest = {hint_id: max(hint.prompts, key=lambda one: one.held_at_ms) for hint_id, hint in self._hints.items()}
         return tuple(
             HeldHint(
                 hint_id=hint_id,
-                hint=newest[hint_id].hint,
-                hint_by_person=newest[hint_id].hint_by_person,
-                key_name=newest[hint_id].key_name,
+                hint=hint.said.hint,
+                hint_by_person=hint.said.hint_by_person,
+                key_name=hint.said.key_name,
                 held_since_ms=hint.held_since_ms,
                 num_prompts=len(hint.prompts),
                 open_nats=hint.open_nats,
@@ -141,7 +142,7 @@ class HintMemory:
         """Return the hints in the order of rehearsal, again from the beginning as often as a hint may have prompts."""
         by_key: dict[str | None, list[_Hint]] = {}
         for hint in _by_turns(self._longest_ago(), self._most_open()):
-            by_key.setdefault(hint.prompts[-1].key_name, []).append(hint)
+            by_key.setdefault(hint.said.key_name, []).append(hint)
         longest = max(map(len, by_key.values()), default=0)
         ordered = [hints[n] for n in range(longest) for hints in by_key.values() if n < len(hints)]
         return chain.from_iterable(ordered for _ in range(PROMPTS_A_HINT))

@@ -144,7 +144,7 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(tmp_path: Path, sett
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ('[teacher]\nurl = "http://teacher"\n', "teacher.url is set and training.teacher is 'reference'"),
+        ('[teacher]\nurl = "http://teacher"\n', "teacher.url is set and training.teacher is None"),
         ('[training]\nteacher = "engine"\n', "teacher.url is not set and training.teacher is 'engine'"),
     ],
 )

@@ -60,7 +60,7 @@ def test_each_stage_has_a_user_that_may_join_the_stages_groups_and_read_what_the
         topic.name: {who for _, name, what, who in told if (name, what) == (topic.name, "Write")}
         for topic in all_topics()
     }
-    assert writers[SAMPLES] == {"samples"}
+    assert writers[SAMPLES] == {"samples", "refresh"}
     assert writers["clawstream.policy.v1"] == {"gateway", "train", "weights"}
     assert writers["clawstream.samples.v1.dlq"] == {"refresh", "groups", "train", "project"}
 

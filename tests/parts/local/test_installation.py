@@ -103,9 +103,11 @@ def test_a_trainer_on_another_machine_is_not_started_here_too() -> None:
 @pytest.mark.parametrize(
     ("training", "runs"),
     [
-        (TrainingSettings(), False),
-        (TrainingSettings(late="refresh"), True),
-        (TrainingSettings(answers_per_hint=2), True),
+        (TrainingSettings(), True),
+        (TrainingSettings(rehearsal_share=0.0), False),
+        (TrainingSettings(method="binary"), False),
+        (TrainingSettings(rehearsal_share=0.0, late="refresh"), True),
+        (TrainingSettings(rehearsal_share=0.0, answers_per_hint=2), True),
     ],
 )
 def test_prompts_are_answered_anew_here_only_where_the_settings_want_it(
