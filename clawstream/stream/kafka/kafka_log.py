@@ -148,10 +148,7 @@ class KafkaLog:
             ) from error
 
     async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Write the records, each partition's in order, and return when all are acknowledged.
-
-        Raises TryLater where some may be missing.
-        """
+        """Write the records, each partition's in order, until all are acknowledged; TryLater: some may be missing."""
         batches: dict[PartitionId, list[EncodedRecord]] = {}
         for place, key, value, headers in records:
             record = EncodedRecord(place.topic, key, value, list(headers), f"a record of {place.topic}")
