@@ -54,7 +54,8 @@ class HintRetired(PolicyEvent):
 class RehearsalAsked(SessionEvent):
     """Today's policy is to answer a prompt of the past, so that a hint which was said of it is trained on again.
 
-    The event holds all that the sample of the answer needs, since every stage may have forgotten the turn by now.
+    The event holds all that the sample of the answer needs, since every stage may have forgotten the turn by now. Its
+    `session_id` is of this rehearsal alone.
     """
 
     IDENTITY: ClassVar = ("turn_id", "number")

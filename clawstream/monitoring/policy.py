@@ -203,7 +203,7 @@ class PolicyBoard:
             return
         self._next_offsets[place] = record.offset + 1
         match event := record.event:
-            case events.SampleAssembled(policy_id=self._policy_id):
+            case events.SampleAssembled(policy_id=self._policy_id, hint_id=None):  # rehearsals make no batch
                 self._wait(event, _SampleOffset(*place, record.offset, record.timestamp_ms, event.sample_id))
             case events.BatchPlanned(policy_id=self._policy_id):
                 self._plan(event, record.timestamp_ms)

@@ -148,7 +148,8 @@ def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | N
             f"the last {len(alike)} rewards are all above 0, and for {hinted} of these answers there is a hint how "
             "they should have been: the judge says yes to everything"
         )
-    if len(alike) >= ALIKE_REWARDS and not any(s.hinted_prompt_ids is not None and not _counts(s) for s in samples):
+    said = [s for s in samples if s.hint_id is None]  # a rehearsal is of what was said before
+    if len(alike) >= ALIKE_REWARDS and not any(s.hinted_prompt_ids is not None and not _counts(s) for s in said):
         return (
             f"the last {len(alike)} rewards are all above 0: the judge says yes to everything, or there is nothing to "
             "learn"

@@ -23,11 +23,13 @@ class Rehearsing:
         self._policy_id = settings.policy.id
         self._log = training_log
         self._memory = HintMemory()
+        self._read: dict[tuple[str, int], int] = {}  # by partition, the offset that `open` read up to
         self._num_asked = rehearsals_beside(training.batch_samples, share=training.rehearsed_share)
 
     async def open(self, steps: Sequence[StepTaken]) -> None:
         """Read what is held so far; `steps` are those on the log, in order."""
         async for records in self._log.follow([topics.MEMORY], "earliest", until_end=True):
+            self._read |= {(record.topic, record.partition): record.offset + 1 for record in records}
             for event in of_policy(records, self._policy_id):
                 if isinstance(event, HintHeld | HintRetired):
                     self._memory.learn(event)
@@ -35,8 +37,8 @@ class Rehearsing:
             self._memory.note(step.rehearsed)
 
     async def follow(self) -> None:
-        """Follow which hints people retire."""
-        async for records in self._log.follow([topics.MEMORY], "latest"):
+        """Follow which hints people retire, from where `open` ended."""
+        async for records in self._log.follow([topics.MEMORY], self._read):
             for event in of_policy(records, self._policy_id):
                 if isinstance(event, HintRetired) and event.reason is Retired.ASKED:
                     self._memory.learn(event)

@@ -87,6 +87,7 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
         DropReason.LATE: "another revision of their turns is trained on already (training.late)",
         DropReason.SUPERSEDED: "a newer revision of their turns came",
         DropReason.STALE: "they are more than training.max_versions_behind versions old",
+        DropReason.OVERTAKEN: "they rehearse hints and were answered by a policy more than one version ago",
         DropReason.NO_SIGNAL: "they have nothing that training.method learns from",
         DropReason.OTHER_POLICY: "another policy than policy.id gave the answers",
         DropReason.UNGROUPED: "they are of no group, and training.method = 'stepwise' learns from groups alone",

@@ -1,13 +1,15 @@
 """The hint memory: which hints a policy holds on to, and which of them to rehearse next. Pure.
 
 A hint is held from the batch that is first trained on it. Equal hints under one key are one hint, which is rehearsed on
-the newest prompts that it was said of. Both are bounded, so a policy that is taught for years rehearses what was said
-last. How far a policy is from following a hint is known from the hint's last rehearsal.
+some prompts that it was said of; a new prompt replaces the one that was asked longest ago. Hints and prompts are bounded.
+How far a policy is from following a hint is known from the hint's last rehearsal alone, so most rehearsals are of hints
+that had none for long.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import TypeVar
 
 from clawstream.events import (
     BatchPlanned,
@@ -19,10 +21,13 @@ from clawstream.events import (
     SampleAssembled,
     hint_id_of,
 )
+from clawstream.events.base import derived_id
 
 MAX_HINTS = 256
 PROMPTS_A_HINT = 8
-LONGEST_AGO_FIRST = 2  # for each hint that is rehearsed as the most open one: what is forgotten unseen has no measure
+REMEMBERED = 4096  # samples: those of the plan that a restart takes again are among the newest
+LONGEST_AGO_FIRST = 2  # hints that were not rehearsed for longest, for each most open one: their loss is not measured
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +59,8 @@ class HintMemory:
     """The fold of a policy's `HintHeld`, `HintRetired` and rehearsals. Its hints stand in the order of last saying."""
 
     _hints: dict[str, _Hint] = field(default_factory=dict)
-    _known: set[str] = field(default_factory=set)  # samples whose hint was held already
+    _known: dict[str, None] = field(default_factory=dict)  # samples whose hint was held, the newest last
+    _said: dict[tuple[str, str], None] = field(default_factory=dict)  # hints and turns, as far as they were held
     _round: int = 0
 
     def learn(self, event: HintHeld | HintRetired) -> None:
@@ -62,11 +68,13 @@ class HintMemory:
         if isinstance(event, HintRetired):
             self._hints.pop(event.hint_id, None)
         elif event.sample_id not in self._known:
-            self._known.add(event.sample_id)
+            _remember(self._known, event.sample_id)
+            _remember(self._said, (event.hint_id, event.turn_id))
             hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, event, [], self._round)
             hint.said = event
             hint.since_round = self._round
-            hint.prompts = [*hint.prompts, event][-PROMPTS_A_HINT:]
+            others = [one for one in hint.prompts if one.turn_id != event.turn_id]
+            hint.prompts = [*others, event][-PROMPTS_A_HINT:]
             self._hints[event.hint_id] = hint
 
     def note(self, rehearsed: Iterable[Rehearsed]) -> None:
@@ -91,6 +99,7 @@ class HintMemory:
             and sample.hint_id is None
             and sample.sampling.of_the_policy
             and sample.sample_id not in self._known
+            and not self._is_answer_to_known(plan, sample, hint)
         ]
         new = {event.hint_id for event in held}
         others = [hint_id for hint_id in self._hints if hint_id not in new]
@@ -100,6 +109,11 @@ class HintMemory:
             for hint_id in others[:num_over]
         ]
         return [*retired, *held]
+
+    def _is_answer_to_known(self, plan: BatchPlanned, sample: SampleAssembled, hint: str) -> bool:
+        """Return whether the sample is a further answer to what was held of its turn: nobody has said it again."""
+        said = hint_id_of(plan.policy_id, sample.key_name, hint), sample.turn_id
+        return sample.refreshed_id is not None and said in self._said
 
     def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
         """Return at most `count` prompts to rehearse after `version` was planned.
@@ -155,8 +169,15 @@ class HintMemory:
         return sorted(known, key=lambda hint: hint.open_nats or 0.0, reverse=True)
 
 
+def _remember(known: dict[T, None], new: T) -> None:
+    """Add to what is known, and forget the oldest of more than `REMEMBERED`."""
+    known[new] = None
+    if len(known) > REMEMBERED:
+        del known[next(iter(known))]
+
+
 def _by_turns(longest_ago: Sequence[_Hint], most_open: Sequence[_Hint]) -> list[_Hint]:
-    """Return each hint once: `LONGEST_AGO_FIRST` of those, then the most open one, and so on."""
+    """Return each hint once: `LONGEST_AGO_FIRST` from `longest_ago`, then one from `most_open`, and so on."""
     ago, opened, found = iter(longest_ago), iter(most_open), dict[int, _Hint]()
     while len(found) < len(longest_ago):
         for source, count in ((ago, LONGEST_AGO_FIRST), (opened, 1)):
@@ -186,7 +207,8 @@ def _held(plan: BatchPlanned, sample: SampleAssembled, hinted_ids: tuple[int, ..
 
 def _asked(prompt: HintHeld, version: int, now_ms: int) -> RehearsalAsked:
     return RehearsalAsked(
-        session_id=prompt.session_id,
+        # A session of its own: another record of the prompt's session would keep all stages from forgetting it.
+        session_id=derived_id("rehearsal", prompt.turn_id, version),
         turn_id=prompt.turn_id,
         number=-version,
         policy_id=prompt.policy_id,

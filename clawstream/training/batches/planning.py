@@ -32,6 +32,7 @@ class DropReason(StrEnum):
     LATE = "late"  # another revision of its turn is in a plan
     SUPERSEDED = "superseded"  # a newer revision of its turn came
     STALE = "stale"  # sampled too many versions ago
+    OVERTAKEN = "overtaken"  # a rehearsal by an older policy than today's or the one before
     NO_SIGNAL = "no_signal"  # it holds only signals to which this method gives no weight
     OTHER_POLICY = "other_policy"
     UNGROUPED = "ungrouped"  # it belongs to no group, and this method trains only groups
@@ -64,7 +65,7 @@ class BatchRules:
 
     policy_id: str
     batch_samples: int = 16  # rehearsals come on top
-    rehearsal_share: float = 0.0  # of a batch, at most
+    rehearsal_share: float = 0.0  # of a batch, at most, rounded up to a whole rehearsal
     max_wait_ms: int = 3_600_000  # once the oldest sample waited so long, a smaller batch is made
     max_versions_behind: int | None = None  # None: however old
     rewards_count: bool = True
@@ -210,7 +211,7 @@ class Batcher:
         taken = fresh[:at_most]
         rehearsals = [name for name, arrival in self._waiting.items() if arrival.sample.hint_id is not None]
         num_rehearsals = rehearsals_beside(len(taken), share=self._rules.rehearsal_share)
-        return self._batch([*taken, *rehearsals[len(rehearsals) - num_rehearsals :]] if num_rehearsals else taken)
+        return self._batch([*taken, *rehearsals[-num_rehearsals:]] if num_rehearsals else taken)
 
     def plan(self, plan: BatchPlanned) -> None:
         """Note that the plan is on the log: it is to be executed, and its samples are taken."""
@@ -245,7 +246,7 @@ class Batcher:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the broker appended the oldest waiting sample, or settled its group; None: none waits for a batch."""
+        """When the oldest waiting sample (no rehearsal) began to wait, or its group was settled; None: none waits."""
         if self._rules.grouped:
             return self._groups.oldest_ms(self._waiting)
         return min((a.since_ms for a in self._waiting.values() if a.sample.hint_id is None), default=None)
@@ -328,9 +329,11 @@ class Batcher:
     def _drop_old(self, parent_version: int, now_ms: int) -> None:
         """Drop samples by versions too old for the parent, and those whose groups were not settled in time."""
         waiting, unsettled_ms = self._waiting, self._rules.max_unsettled_ms
-        stale = [name for name, arrival in waiting.items() if self._is_old(arrival.sample, parent_version)]
-        self._stale.update(stale)
-        self._drop(stale, DropReason.STALE)
+        old = [name for name, arrival in waiting.items() if self._is_old(arrival.sample, parent_version)]
+        rehearsals = {name for name in old if waiting[name].sample.hint_id is not None}
+        self._stale.update(old)
+        self._drop([name for name in old if name not in rehearsals], DropReason.STALE)
+        self._drop(rehearsals, DropReason.OVERTAKEN)
         if unsettled_ms is not None and self._is_current:
             old = [name for name, a in waiting.items() if now_ms - a.timestamp_ms > unsettled_ms]
             unsettled = [name for name in old if not self._groups.is_settled(waiting[name].sample)]
@@ -356,7 +359,7 @@ class Batcher:
 
 def rehearsals_beside(num_fresh: int, *, share: float) -> int:
     """Return how many rehearsals a batch may have beside so many other samples, to be `share` of the whole."""
-    return ceil(num_fresh * share / (1 - share))
+    return ceil(num_fresh * share / (1 - share) - 1e-9)  # 3 at a share of .4 are 2.0000000000000004
 
 
 def turn_of(sample: SampleAssembled) -> PlannedTurn:

@@ -126,8 +126,11 @@ class BatchLoss:
             answers = own[len(chosen) :] if at_once else model.score(leashed, weights=reference, budget_tokens=budget)
             if self._contrasts:
                 unhinted = [plain[i] for i in chosen]
-                scores = [answers[i] for i in chosen] if leashed and teacher is reference else None
-                scores = scores or model.score(unhinted, weights=teacher, budget_tokens=budget)
+                # Every process scores or none does, whether or not its share has hints.
+                is_scored = self.objective.kl > 0 and teacher is reference
+                scores = [answers[i] for i in chosen if is_scored]
+                if not is_scored:
+                    scores = model.score(unhinted, weights=teacher, budget_tokens=budget)
                 students = dict(zip(chosen, scores, strict=True))
         return Scored(
             samples=samples,

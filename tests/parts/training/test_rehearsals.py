@@ -89,7 +89,19 @@ def test_a_rehearsal_by_a_policy_of_yesterday_is_dropped() -> None:
     batch = batcher.due(parent_version=3, now_ms=0)
     assert batch is not None
     assert [sample.turn_id for sample in batch.samples] == ["a", "b", "c", "last"]
-    assert batcher.dropped == {DropReason.STALE: 1}
+    assert batcher.dropped == {DropReason.OVERTAKEN: 1}
+
+
+@pytest.mark.parametrize("num_waiting", [0, 1, 5, 6, 7, 8, 9])
+def test_as_many_rehearsals_as_wait_are_taken_up_to_the_share(num_waiting: int) -> None:
+    batcher = Batcher(BatchRules(policy_id="policy", batch_samples=16, rehearsal_share=1 / 3))
+    for number in range(num_waiting):
+        batcher.receive(of(rehearsal(f"r{number}")))
+    for number in range(16):
+        batcher.receive(of(tiny.sample(f"s{number}")))
+    batch = batcher.due(parent_version=0, now_ms=0)
+    assert batch is not None
+    assert sum(sample.hint_id is not None for sample in batch.samples) == min(num_waiting, 8)
 
 
 def test_a_planned_rehearsal_is_found_again_after_a_restart() -> None:
@@ -173,8 +185,9 @@ async def test_a_hint_that_was_trained_on_is_rehearsed_in_the_next_batch(base: P
     samples = await assembled(log)
     answers = [one.event for one in await toys.read(log, ANSWERS)]
     held = [one.event for one in await toys.read(log, MEMORY)]
-    own, rehearsed = samples[0], next(sample for sample in samples if sample.hint_id is not None)
     assert isinstance(held[0], HintHeld)
+    own = next(sample for sample in samples if sample.sample_id == held[0].sample_id)
+    rehearsed = next(sample for sample in samples if sample.hint_id is not None)
     assert (held[0].sample_id, rehearsed.hint_id) == (own.sample_id, held[0].hint_id)
     [ask, *_] = [event for event in answers if isinstance(event, RehearsalAsked)]
     [answer, *_] = [event for event in answers if isinstance(event, AnswerRefreshed)]
