@@ -1,9 +1,9 @@
 """The hint memory: which hints a policy holds on to, and which of them to rehearse next. Pure.
 
 A hint is held from the batch that is first trained on it. Equal hints under one key are one hint, which is rehearsed on
-some prompts that it was said of; a new prompt replaces the one that was asked longest ago. Hints and prompts are bounded.
-How far a policy is from following a hint is known from the hint's last rehearsal alone, so most rehearsals are of hints
-that had none for long.
+some prompts that it was said of; a new prompt replaces the one that was asked longest ago. Hints and prompts are
+bounded. How far a policy is from following a hint is known from the hint's last rehearsal alone, so most rehearsals are
+of hints that had none for long.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
