@@ -274,7 +274,7 @@ def _call_ids(echo: Message) -> bytes:
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:
-    """Return a hash of the parts: a session is remembered for a day, and one message may be 8 MB."""
+    """Return a hash of the parts: a session is remembered for 12 hours, and one message may be 8 MB."""
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
         found.update(len(part).to_bytes(8, "big"))

@@ -112,7 +112,7 @@ class RequestDelta:
     parent_exchange_id: str | None
     kept_messages: int
     kept_tokens: int
-    messages: tuple[bytes, ...]  # each message as JSON, as the client sent it
+    messages: tuple[bytes, ...]  # each as JSON, in Chat Completions' form, with words in place of pictures
     token_ids: TokenIds
     options: bytes | None  # the body without `messages`, as JSON
 
@@ -133,7 +133,7 @@ class _ExchangeEvent(SessionEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeCompleted(_ExchangeEvent):
-    """An answer that was generated to its end. Kafka acknowledges this event before the client gets the last chunk."""
+    """An answer that was generated to its end. It is on Kafka or in the spool before the client gets the last chunk."""
 
     request_sha256: str  # of the whole body without stream options; equal for a retry
     retry_count: int | None  # what the client's retry header says; None: no such header

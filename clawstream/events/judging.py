@@ -43,7 +43,7 @@ class VerdictStatus(StrEnum):
 class HintAbsence(StrEnum):
     """Why a turn has no hint."""
 
-    NONE_OFFERED = "none_offered"  # the readable votes say that the next state teaches nothing
+    NONE_OFFERED = "none_offered"  # no readable vote offers a hint
     OUTVOTED = "outvoted"  # fewer votes than needed offered a hint
     TOO_SHORT = "too_short"  # hints were offered, but none is longer than ten characters
     UNREADABLE = "unreadable"  # no vote could be read

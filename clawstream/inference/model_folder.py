@@ -128,7 +128,7 @@ def difference(ours: Tokenizer, theirs: Tokenizer) -> str | None:
 
 
 def spread(tokenizer: Tokenizer) -> str:
-    """Return a text of tokens from all over the vocabulary, `_SPREAD` of them at most."""
+    """Return a text of tokens from all over the vocabulary, fewer than twice `_SPREAD` of them."""
     ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
     chosen = ids[:: max(1, len(ids) // _SPREAD)]
     return "\n".join(tokenizer.decode([id_], skip_special_tokens=False) for id_ in chosen)

@@ -4,7 +4,7 @@ The judging stage reads turns, asks a judge, and writes votes, verdicts and hint
 one vote, which is readable, unreadable or failed. A reply that arrived gives a readable or an unreadable vote. Without
 a reply the judge is asked again; the vote is failed at the deadline, or once the judge refuses the request.
 
-The heuristics stage turns turns into feedback, by a function that an installed package brings. The function is an entry
+The heuristics stage scores turns, as feedback, by a function that an installed package brings. The function is an entry
 point of the group `clawstream.heuristics`, and the log records it by its name there. A function that scores differently
 from now on must take another name.
 """

@@ -39,7 +39,7 @@ class Patience:
     ready_within_s: float = 120.0
     silent_s: float = 10.0  # after this, the part's obstacle is reported, and again when it changes
     stop_within_s: float = 20.0  # after this, the part is killed
-    steady_after_s: float = 30.0  # a part that ran this long starts its next restart without a wait
+    steady_after_s: float = 30.0  # a part that ran this long waits `first_wait_s` before its next restart
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
     start_tries: int = 3  # a part that dies this often before it was ever ready or steady ends the installation

@@ -160,7 +160,7 @@ def _taken(outcomes: Sequence[Outcome]) -> list[StepTaken]:
 def unplanned(came_ms: Iterable[int], planned: Planned | None, now_ms: int) -> str | None:
     """Return words for people which say that samples wait, since `came_ms`, and no batch is planned.
 
-    None: too few wait (less than two batches), or not for `STILL_MS` yet.
+    None: too few wait (less than `STILL_SAMPLES` or two batches), or not for `STILL_MS` yet.
     """
     since = sorted(came_ms if planned is None else (ms for ms in came_ms if ms > planned.at_ms))
     enough = STILL_SAMPLES if planned is None else max(STILL_SAMPLES, 2 * planned.num_samples)

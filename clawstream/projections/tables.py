@@ -1,4 +1,5 @@
-"""The tables, each filled from one topic, with columns from the events' fields. docs/dictionary.md says what they mean.
+"""The tables. Those of facts are each filled from one topic, with columns from its events' fields; what they mean stands
+in docs/dictionary.md.
 
 An event's row is keyed by the event id, and holds the record's topic, partition, offset and time. Each other column has
 the name of an event's field; the fields of a request stand beside those of its exchange. A column may be NULL where its

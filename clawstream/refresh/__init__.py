@@ -1,5 +1,6 @@
 """Refresh: recorded prompts -> new answers, by the policy's current weights.
 
-This stage asks the engines, not the samples stage, so that no sample waits while engines are away. It need not run
-unless `late = "refresh"` or several answers per hint are set. The samples stage makes samples of the new answers.
+It is this stage that asks the engines, and not the samples stage, so that no sample waits while engines are away. It is
+needed for rehearsals, for `late = "refresh"`, and for several answers per hint. The samples stage makes samples of the
+new answers; those of rehearsals are made here.
 """

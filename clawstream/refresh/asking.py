@@ -34,7 +34,7 @@ class RefreshRequest:
     policy_id: str
     prompt_ids: TokenIds
     sampling: Sampling  # as the turn's own answer was sampled
-    at_ms: int  # when the broker appended the sample that it follows from
+    at_ms: int  # when the broker appended the sample that it follows from; of a rehearsal: when it was asked for
     rehearsal: RehearsalAsked | None = None  # what the answer's sample is to hold; None: the samples stage makes it
 
     @property

@@ -203,7 +203,7 @@ def _is_code(folder: Path) -> bool:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return each token's bytes, by id; None for special tokens and for ids without a token."""
+    """Return each token's bytes, by id; None without a token, and for special ones not written as text."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
     kinds = _kinds(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else set()

@@ -1,10 +1,10 @@
 """Simulates agents that try tasks with a calculator, several times each, and are told whether they were right.
 
-In an attempt the policy is asked and its calls are made, until it says a number. Only the environment says whether the
-number is right, and only once the attempt is over. The attempts at one task are a group, and each attempt is a session.
-The environment's outcome is sent about the attempt's last answer, then the end of the session. A failed request ends an
-attempt, which then has no outcome. Run as `python -m clawstream.simulation.agent --base-url URL/v1 --problems
-tasks.jsonl`; commands and reports are those of student.py.
+In an attempt the policy is asked and its calls are made, until it answers without a call. Only the environment says
+whether the number is right, and only once the attempt is over. The attempts at one task are a group, and each attempt
+is a session. The environment's outcome is sent about the attempt's last answer, then the end of the session. A failed
+request ends an attempt, which then has no outcome. Run as `python -m clawstream.simulation.agent --base-url URL/v1
+--problems tasks.jsonl`; reports are those of student.py, and so are commands but talk and flip.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-UNRELATED = "unrelated"  # as the name of who talks: the person, of SUBJECTS
+UNRELATED = "unrelated"  # the talker's name while the first persona speaks of SUBJECTS
 NUM_OPERATIONS = 3
 MAX_STEPS = NUM_OPERATIONS + 2  # answers of one attempt: a call for each operation, the result, and one more
 _SUM = re.compile(r"(-?[0-9]{1,9})([-+*])([0-9]{1,9})")

@@ -122,7 +122,7 @@ class KnownDeadLetters:
         self.positions: dict[PartitionId, int] = {}
 
     def __iter__(self) -> Iterator[DeadLetter]:
-        """Yield the dead letters in the order in which they were first set aside."""
+        """Yield the dead letters in the order in which they were first read."""
         return iter(list(self._dead_letters.values()))
 
     def get(self, dead_letter_id: DeadLetterId) -> DeadLetter | None:

@@ -170,7 +170,7 @@ AttentionInterface.register(NAME, tree_attention)
 class TorchModel(Model):
     """A causal model with float32 weights, all of them trained or those of a LoRA adapter.
 
-    It stays in evaluation mode, so that the weights being trained and the weights just before the step agree exactly.
+    It stays in evaluation mode, so that equal weights give equal log-probs when training and when scoring.
     Answers are computed in one packed row where the model's family is known to allow it; else each in a padded row.
     """
 

@@ -99,7 +99,7 @@ class _Text:
         return new
 
     def drop_half_of(self, stop: str) -> None:
-        """Cut off the longest tail of `stop` that ends the text; white space that `stop` begins with may be missing."""
+        """Cut off the longest tail of `stop` that ends the text: the head of `stop` may be missing from it."""
         for start in range(len(stop)):
             if self.text.endswith(stop[start:]):
                 self.text = self.text[: max(len(self.text) - len(stop) + start, self.num_sent)]

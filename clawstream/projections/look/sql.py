@@ -1,7 +1,7 @@
 """`clawstream sql`: one query that only reads, all at one moment, printed as a table, as CSV or as JSON.
 
 Strangers wrote what stands in the cells. So no output has characters that a terminal obeys, and no cell of the CSV is a
-formula to a spreadsheet. The values in the JSON are exactly those of the database.
+formula to a spreadsheet. The JSON has the database's values; numerics become floats, NaN null.
 """
 
 import csv

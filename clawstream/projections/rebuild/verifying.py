@@ -187,7 +187,7 @@ class _LogReading:
             self._choice.offer(raws)
 
     def finish(self) -> None:
-        """Take that these were all."""
+        """Note that all records were taken: end the checks of the rows and of the chains."""
         if self._choice is not None:
             self._put(self._choice.records())
         for place, check in self.checks.items():

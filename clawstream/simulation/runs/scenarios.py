@@ -48,7 +48,7 @@ class Persona:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One simulation: its people ask in turn, in one stream."""
+    """The people of one simulation; `ScenarioPrograms.talkers` says whether they talk one after the other."""
 
     personas: tuple[Persona, ...]
     hint_share: float  # the share of complaints that name the wanted style; the others only reject the answer

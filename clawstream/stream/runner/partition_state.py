@@ -87,7 +87,7 @@ class PartitionState(Generic[S, C]):
         for found in records:
             record = self._dated(found)
             if not unused(record):
-                # Where the stage fails here, the record was set aside, or will be when it is read live.
+                # These records are done: a failure here leaves the state as it is, and sets nothing aside.
                 with contextlib.suppress(Exception):
                     self.fold.apply(record)
             self._see(record, at_s)

@@ -1,6 +1,7 @@
 """The samples that a policy is trained on: the live ones, those of the promoted replay, or those of one replay.
 
-Reading begins where the newest executed plan ends, so samples of plans that are still to be executed are read again.
+Reading begins where the newest executed plan ends, or at a lower bookmark. So samples of plans that are still to be
+executed are read again.
 A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines stay few however many samples come.
 """
 

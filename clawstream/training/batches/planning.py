@@ -288,7 +288,7 @@ class Batcher:
             self._late[sample.turn_id] = arrival
 
     def _rivals(self, sample: SampleAssembled) -> list[Arrival]:
-        """Return the waiting revisions of the sample's turn; there is at most one."""
+        """Return the waiting revisions of the sample's turn; several where groups count, or no judge was asked."""
         waiting = [self._waiting[name] for name in self._revisions.get(sample.answer_id, ())]
         return [other for other in waiting if _is_one(_judge(other.sample), _judge(sample))]
 

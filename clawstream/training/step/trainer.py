@@ -251,7 +251,7 @@ class Trainer:
         seen = zip(samples, totals, counts, strict=True)
         after = before.having_seen([-total / n for sample, total, n in seen if n and sample.hint_id is None])
         if after.num_updates < before.num_updates:
-            log.warning("version=%d learning_rate=anew_next reason=hints are twice as far from what it says", version)
+            log.warning("version=%d learning_rate=anew_next reason=the policy is twice as far from its hints", version)
         self._carried = replace(self._carried, schedule=after)
         return sum(totals) / sum(counts) if any(counts) else None
 
