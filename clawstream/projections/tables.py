@@ -1,5 +1,5 @@
-"""The tables. Those of facts are each filled from one topic, with columns from its events' fields; what they mean stands
-in docs/dictionary.md.
+"""The tables. Those of facts are each filled from one topic, with columns from its events' fields; their meanings
+are in docs/dictionary.md.
 
 An event's row is keyed by the event id, and holds the record's topic, partition, offset and time. Each other column has
 the name of an event's field; the fields of a request stand beside those of its exchange. A column may be NULL where its
