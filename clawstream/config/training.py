@@ -31,6 +31,14 @@ IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings witho
 }
 
 
+def usual_teacher(method: str, *, diverges: bool) -> Literal["contrast", "reference"]:
+    """Return the teacher that is taken where none is set; `diverges`: its whole distribution counts too.
+
+    A contrast alone never says that the policy has gone far enough: the divergence has to.
+    """
+    return "contrast" if method == "combined" and diverges else "reference"
+
+
 class SamplesSettings(Section):
     """What becomes a sample."""
 
@@ -107,8 +115,8 @@ class TrainingSettings(Section):
     )
     recipe: Literal["clawstream", "openclaw-rl"] = Field(
         "clawstream",
-        description="openclaw-rl: its losses as published, without our bounds, baseline and falling rate, and kl and "
-        "w_topk 0 unless they are set",
+        description="openclaw-rl: its losses as published, without our bounds, baseline and falling rate, and unless "
+        "they are set kl, w_topk and rehearsal_share 0 and teacher reference",
     )
     loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
         "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
@@ -216,13 +224,8 @@ class TrainingSettings(Section):
 
     @property
     def taught_by(self) -> Literal["contrast", "reference", "ema", "current", "engine"]:
-        """The teacher: the one that is set, or what has proved best.
-
-        A contrast alone never says that the policy is far enough: the divergence has to.
-        """
-        if self.teacher is not None:
-            return self.teacher
-        return "contrast" if self.method == "combined" and self.divergence_weight > 0 else "reference"
+        """The teacher: the one that is set, or the usual one."""
+        return self.teacher or usual_teacher(self.method, diverges=self.divergence_weight > 0)
 
     @property
     def by_engine(self) -> bool:

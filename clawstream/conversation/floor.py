@@ -37,14 +37,15 @@ def is_cut(answer: ExchangeCompleted | AnswerRefreshed) -> bool:
     return answer.finish_reason is FinishReason.LENGTH and not answer.sampling.limit_by_client
 
 
-def mask(answer: ExchangeCompleted | AnswerRefreshed) -> Mask | RefusalReason:
+def mask(answer: ExchangeCompleted | AnswerRefreshed, *, rewarded: bool = True) -> Mask | RefusalReason:
     """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on.
 
     A cut answer is trained on whatever is in it, as its reward is known: thinking alone, or one thing over and over.
+    An answer that is not `rewarded`, as one given anew, has its hint alone, which says nothing of an answer's end.
     """
     if not answer.output_ids:
         return RefusalReason.EMPTY_ANSWER
-    if not is_cut(answer) and (reason := _unusable(answer)) is not None:
+    if not (rewarded and is_cut(answer)) and (reason := _unusable(answer)) is not None:
         return reason
     trained = tuple([int(value is not None and math.isfinite(value)) for value in answer.output_logprobs])
     if len(trained) != len(answer.output_ids) or not any(trained):

@@ -18,7 +18,6 @@ from clawstream.events import (
     NOBODY,
     AnswerRefreshed,
     Event,
-    FinishReason,
     RefusalReason,
     RehearsalAsked,
     SampleAssembled,
@@ -72,7 +71,7 @@ class Refresher:
         self._now_ms = now_ms
 
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
-        """Return the answer, or the engine's refusal. Raises TryLater if the engine gives neither.
+        """Return the answer, a rehearsal's with its sample, or the engine's refusal. Raises TryLater without one.
 
         Raises NotYet if the answer was begun from tokens that other weights cached; the engine is not away then.
         """
@@ -95,7 +94,7 @@ class Refresher:
                 f"version {began_by} went on from them; asked again"
             )
         answered = self._answered(ask, chunks, finish, now)
-        return [answered, *rehearsed(answered, ask.rehearsal)]
+        return [answered] if ask.rehearsal is None else [answered, rehearsed(answered, ask.rehearsal)]
 
     def give_up(self, ask: RefreshRequest, why: str) -> Sequence[Event]:
         """Return the event that says that the prompt was not answered before the deadline."""
@@ -142,46 +141,39 @@ class Refresher:
         )
 
 
-def rehearsed(answer: AnswerRefreshed, asked: RehearsalAsked | None) -> list[SampleAssembled | SampleRefused]:
+def rehearsed(answer: AnswerRefreshed, asked: RehearsalAsked) -> SampleAssembled | SampleRefused:
     """Return the sample of an answer that rehearses a hint, with the hint alone, or why there is none."""
-    if asked is None:
-        return []
-    # A rehearsal has no reward, so an answer that did not end teaches nothing, whoever set its limit.
-    trained = RefusalReason.TRUNCATED if answer.finish_reason is FinishReason.LENGTH else mask(answer)
+    trained = mask(answer, rewarded=False)
     if isinstance(trained, RefusalReason):
-        return [
-            SampleRefused(
-                session_id=asked.session_id,
-                turn_id=asked.turn_id,
-                judge=NOBODY,
-                prompt_version=NOBODY,
-                revision=0,
-                reason=trained,
-                refreshed_id=answer.event_id,
-            )
-        ]
-    return [
-        SampleAssembled(
+        return SampleRefused(
             session_id=asked.session_id,
             turn_id=asked.turn_id,
             judge=NOBODY,
             prompt_version=NOBODY,
             revision=0,
-            reward=None,
-            hint=asked.hint,
-            prompt_ids=asked.prompt_ids,
-            hinted_prompt_ids=asked.hinted_prompt_ids,
-            response_ids=answer.output_ids,
-            response_logprobs=answer.output_logprobs,
-            trained=trained,
-            temperature=answer.sampling.temperature,
-            sampling=answer.sampling,
-            policy_id=answer.policy_id,
-            versions=answer.versions,
-            num_earlier_turns=asked.num_earlier_turns,
-            total_reward=None,
+            reason=trained,
             refreshed_id=answer.event_id,
-            hint_by_person=asked.hint_by_person,
-            hint_id=asked.hint_id,
         )
-    ]
+    return SampleAssembled(
+        session_id=asked.session_id,
+        turn_id=asked.turn_id,
+        judge=NOBODY,
+        prompt_version=NOBODY,
+        revision=0,
+        reward=None,
+        hint=asked.hint,
+        prompt_ids=asked.prompt_ids,
+        hinted_prompt_ids=asked.hinted_prompt_ids,
+        response_ids=answer.output_ids,
+        response_logprobs=answer.output_logprobs,
+        trained=trained,
+        temperature=answer.sampling.temperature,
+        sampling=answer.sampling,
+        policy_id=answer.policy_id,
+        versions=answer.versions,
+        num_earlier_turns=asked.num_earlier_turns,
+        total_reward=None,
+        refreshed_id=answer.event_id,
+        hint_by_person=asked.hint_by_person,
+        hint_id=asked.hint_id,
+    )

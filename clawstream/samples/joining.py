@@ -167,11 +167,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
     said = _said(session, sought, answer, rules)
     if isinstance(said, RefusalReason):
         return _Joined(said, session.recalled)
-    trained = mask(answer.exchange)
-    if sought.given is not None and is_cut(answer.exchange):
-        trained = (
-            RefusalReason.TRUNCATED
-        )  # of an answer given anew only the hint counts, and it was not read to its end
+    trained = mask(answer.exchange, rewarded=sought.given is None)
     if isinstance(trained, RefusalReason):
         return _Joined(trained, session.recalled)
     request = _request(session, answer)

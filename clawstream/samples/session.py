@@ -110,8 +110,7 @@ def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
     """Return the opinions with `given` among them; the same object if `given` was read before.
 
     A score equal to the source's newest changes nothing, but a person's above 0 drops the hint before it; words that
-    are no hint change nothing. Raises UnusableEvent
-    for an invalid score.
+    are no hint change nothing. Raises UnusableEvent for an invalid score.
     """
     if given.score is not None and not (isfinite(given.score) and abs(given.score) <= 1):
         raise UnusableEvent(
@@ -203,9 +202,7 @@ class JoiningState(NamedTuple):
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
     scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer, written
-    joined: Mapping[VerdictKey, int] = MappingProxyType(
-        {}
-    )  # samples and refusals written, with the feedback counted by then
+    joined: Mapping[VerdictKey, int] = MappingProxyType({})  # with a sample or refusal; the feedback counted by then
     recalled: RecalledPrompts = RecalledPrompts()
     over: Over = MappingProxyType({})
     past: tuple["JoiningState", ...] = ()  # lives that are over, the newest last: feedback may still come

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
+from clawstream.config.training import usual_teacher
 from clawstream.errors import ConfigError
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs.scenarios import CASTS, Block, blocks_of
@@ -93,7 +94,7 @@ class Cell:
             return None
         if self.teacher != USUAL_TEACHER:
             return self.teacher
-        return "contrast" if self.method == "combined" and self.w_topk > 0 else "reference"
+        return usual_teacher(self.method, diverges=self.w_topk > 0)
 
 
 def grid(

@@ -9,6 +9,7 @@ of hints that had none for long.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from operator import itemgetter
 from typing import TypeVar
 
 from clawstream.events import (
@@ -58,6 +59,7 @@ class _Hint:
 class HintMemory:
     """The fold of a policy's `HintHeld`, `HintRetired` and rehearsals. Its hints stand in the order of last saying."""
 
+    max_hints: int = MAX_HINTS
     _hints: dict[str, _Hint] = field(default_factory=dict)
     _known: dict[str, None] = field(default_factory=dict)  # samples whose hint was held, the newest last
     _said: dict[tuple[str, str], None] = field(default_factory=dict)  # hints and turns, as far as they were held
@@ -92,36 +94,27 @@ class HintMemory:
     ) -> list[HintHeld | HintRetired]:
         """Return the events of the plan's hints, and of those that have to go to make room for them."""
         held = [
-            _held(plan, sample, hinted_ids, hint, now_ms)
+            event
             for sample in samples
-            if (hint := sample.hint) is not None
-            and (hinted_ids := sample.hinted_prompt_ids) is not None
-            and sample.hint_id is None
-            and sample.sampling.of_the_policy
-            and sample.sample_id not in self._known
-            and not self._is_answer_to_known(plan, sample, hint)
+            if (event := _held(plan, sample, now_ms)) is not None
+            and event.sample_id not in self._known
+            # A further answer to a turn is no new saying.
+            and (sample.refreshed_id is None or (event.hint_id, event.turn_id) not in self._said)
         ]
         new = {event.hint_id for event in held}
         others = [hint_id for hint_id in self._hints if hint_id not in new]
-        num_over = max(0, len(others) + len(new) - MAX_HINTS)
+        num_over = max(0, len(others) + len(new) - self.max_hints)
         retired = [
             HintRetired(policy_id=plan.policy_id, hint_id=hint_id, reason=Retired.CROWDED_OUT, retired_at_ms=now_ms)
             for hint_id in others[:num_over]
         ]
         return [*retired, *held]
 
-    def _is_answer_to_known(self, plan: BatchPlanned, sample: SampleAssembled, hint: str) -> bool:
-        """Return whether the sample is a further answer to what was held of its turn: nobody has said it again."""
-        said = hint_id_of(plan.policy_id, sample.key_name, hint), sample.turn_id
-        return sample.refreshed_id is not None and said in self._said
-
     def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
         """Return at most `count` prompts to rehearse after `version` was planned.
 
         They are of the hints that were said or rehearsed longest ago, and of those that are most open; of each key one
-        before a second of any.
-
-        Each call is a round; it is noted which prompts were asked in it.
+        before a second of any. Each call is a round, and it is noted which prompts were asked in it.
         """
         self._round += 1
         asked: dict[str, RehearsalAsked] = {}
@@ -165,8 +158,8 @@ class HintMemory:
         return sorted(self._hints.values(), key=lambda hint: hint.since_round)
 
     def _most_open(self) -> list[_Hint]:
-        known = [hint for hint in self._hints.values() if hint.open_nats is not None]
-        return sorted(known, key=lambda hint: hint.open_nats or 0.0, reverse=True)
+        known = [(hint.open_nats, hint) for hint in self._hints.values() if hint.open_nats is not None]
+        return [hint for _, hint in sorted(known, key=itemgetter(0), reverse=True)]
 
 
 def _remember(known: dict[T, None], new: T) -> None:
@@ -186,7 +179,11 @@ def _by_turns(longest_ago: Sequence[_Hint], most_open: Sequence[_Hint]) -> list[
     return list(found.values())
 
 
-def _held(plan: BatchPlanned, sample: SampleAssembled, hinted_ids: tuple[int, ...], hint: str, now_ms: int) -> HintHeld:
+def _held(plan: BatchPlanned, sample: SampleAssembled, now_ms: int) -> HintHeld | None:
+    """Return the event that holds the sample's hint; None: it has none, or its answers are not the policy's own."""
+    hint, hinted_ids = sample.hint, sample.hinted_prompt_ids
+    if hint is None or hinted_ids is None or sample.hint_id is not None or not sample.sampling.of_the_policy:
+        return None
     return HintHeld(
         policy_id=plan.policy_id,
         hint_id=hint_id_of(plan.policy_id, sample.key_name, hint),

@@ -299,6 +299,8 @@ def test_few_hints_in_each_batch_do_not_hide_a_judge_that_says_yes_to_everything
 def test_where_hints_teach_good_answers_alone_are_something_to_learn_from() -> None:
     hinted_too = [*rewarded(*[1] * 15), tiny.sample("h", reward=None, hinted=True)]
     assert one_sided(hinted_too, after(*[1] * (ALIKE_REWARDS - 15))) is None
+    rehearsed = [*hinted_too[:15], replace(hinted_too[15], hint_id="of old")]  # nobody said it now
+    assert "nothing to learn" in (one_sided(rehearsed, after(*[1] * (ALIKE_REWARDS - 15))) or "")
 
 
 @pytest.mark.parametrize("hinted", [True, False])

@@ -1,5 +1,6 @@
 """Rehearsals of held hints: beside other samples in a batch, and the whole way round on a log."""
 
+import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,21 +14,27 @@ from clawstream.errors import ConfigError
 from clawstream.events import (
     AnswerRefreshed,
     BatchPlanned,
+    FinishReason,
     HintHeld,
     HintRetired,
+    RefusalReason,
     RehearsalAsked,
     Retired,
     SampleAssembled,
+    SampleRefused,
     StepTaken,
+    VersionSpan,
+    hint_id_of,
 )
 from clawstream.inference.sglang import SglangEngine
 from clawstream.judging.stage import judging_stage
-from clawstream.refresh.answering import Refresher
+from clawstream.refresh.answering import Refresher, rehearsed
 from clawstream.refresh.stage import refresh_stage
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.topics import MEMORY
-from clawstream.training.batches.planning import Batcher, BatchRules, DropReason, rehearsals_beside
+from clawstream.training.batches.planning import Batch, Batcher, BatchRules, DropReason, rehearsals_beside
+from clawstream.training.rehearsing import Rehearsing
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from clawstream.training.torch_model import TorchModel
@@ -187,17 +194,17 @@ async def test_a_hint_that_was_trained_on_is_rehearsed_in_the_next_batch(base: P
     held = [one.event for one in await toys.read(log, MEMORY)]
     assert isinstance(held[0], HintHeld)
     own = next(sample for sample in samples if sample.sample_id == held[0].sample_id)
-    rehearsed = next(sample for sample in samples if sample.hint_id is not None)
-    assert (held[0].sample_id, rehearsed.hint_id) == (own.sample_id, held[0].hint_id)
+    again = next(sample for sample in samples if sample.hint_id is not None)
+    assert (own.hint_id, again.hint_id, again.hint) == (None, held[0].hint_id, own.hint)
     [ask, *_] = [event for event in answers if isinstance(event, RehearsalAsked)]
     [answer, *_] = [event for event in answers if isinstance(event, AnswerRefreshed)]
-    assert (ask.number, answer.number, rehearsed.refreshed_id) == (-1, -1, answer.event_id)
-    assert (rehearsed.prompt_ids, rehearsed.hinted_prompt_ids) == (own.prompt_ids, own.hinted_prompt_ids)
-    assert (rehearsed.response_ids, rehearsed.total_reward, rehearsed.reward) == ((7, 8, 9, 1), None, None)
+    assert (ask.number, answer.number, again.refreshed_id) == (-1, -1, answer.event_id)
+    assert (again.prompt_ids, again.hinted_prompt_ids) == (own.prompt_ids, own.hinted_prompt_ids)
+    assert (again.response_ids, again.total_reward, again.reward) == ((7, 8, 9, 1), None, None)
     plans = [event for event in said if isinstance(event, BatchPlanned)]
-    assert rehearsed.sample_id in plans[1].sample_ids
+    assert again.sample_id in plans[1].sample_ids
     steps = [event for event in said if isinstance(event, StepTaken)]
-    assert [one.hint_id for one in steps[-1].rehearsed] == [rehearsed.hint_id]
+    assert [one.hint_id for one in steps[-1].rehearsed] == [again.hint_id]
     assert sum(sample.hint_id is None and sample.turn_id == own.turn_id for sample in samples) == 1
 
 
@@ -213,6 +220,57 @@ async def test_a_hint_that_a_person_retires_is_rehearsed_no_more(base: Path, tmp
     await trained_until(log, chosen, 2)
     asks = [one.event for one in await toys.read(log, ANSWERS)]
     assert [ask.number for ask in asks if isinstance(ask, RehearsalAsked)] == [-1]
+
+
+async def test_a_hint_that_is_retired_while_the_trainer_starts_or_runs_is_asked_for_no_more(
+    base: Path, tmp_path: Path
+) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=1, rehearsal_share=0.5)
+    plans = [plan_of(Batch(samples=(), offsets=()), version) for version in range(1, 9)]
+
+    async def holds(rehearsing: Rehearsing, name: str) -> str:
+        await rehearsing.hold(plans[0], [replace(tiny.sample(name, hinted=True), hint=f"hint {name}")])
+        return hint_id_of("policy", None, f"hint {name}")
+
+    async def retires(hint_id: str) -> None:
+        await log.append(
+            [HintRetired(policy_id="policy", hint_id=hint_id, reason=Retired.ASKED, retired_at_ms=len(hint_id))]
+        )
+
+    first = Rehearsing(chosen, log)
+    a, b = await holds(first, "a"), await holds(first, "b")
+    second = Rehearsing(chosen, log)
+    await second.open([])
+    await retires(a)  # after it has read what is held, and before it follows
+    following = asyncio.create_task(second.follow())
+    await retires(b)
+
+    async def asks_nothing() -> bool:
+        before = len(await toys.read(log, ANSWERS))
+        await second.ask(plans.pop(), None)
+        return len(await toys.read(log, ANSWERS)) == before
+
+    await toys.until(asks_nothing)
+    following.cancel()
+
+
+def test_an_answer_that_did_not_end_rehearses_nothing_and_says_why() -> None:
+    asked = RehearsalAsked(
+        session_id="s", turn_id="t", number=-1, policy_id="policy", hint_id="held", hint="no bold",
+        hint_by_person=False, prompt_ids=(1,), hinted_prompt_ids=(1, 2), sampling=tiny.sample("a").sampling,
+        num_earlier_turns=0, asked_at_ms=1,
+    )  # fmt: skip
+    whole = AnswerRefreshed(
+        session_id="s", turn_id="t", number=-1, policy_id="policy", sampling=asked.sampling,
+        versions=(VersionSpan(policy_version=1, num_tokens=2),), message=b'{"role":"assistant","content":"4"}',
+        output_ids=(3, 4), output_logprobs=(-0.5, -0.25), finish_reason=FinishReason.STOP, error=None, answered_at_ms=2,
+    )  # fmt: skip
+    kept, cut = rehearsed(whole, asked), rehearsed(replace(whole, finish_reason=FinishReason.LENGTH), asked)
+    assert isinstance(kept, SampleAssembled)
+    assert (kept.hint_id, kept.trained, kept.cut, kept.total_reward) == ("held", (1, 1), False, None)
+    assert isinstance(cut, SampleRefused)
+    assert (cut.reason, cut.refreshed_id) == (RefusalReason.TRUNCATED, whole.event_id)
 
 
 def test_a_contrast_moves_only_what_the_hint_changes_in_the_base(base: Path) -> None:

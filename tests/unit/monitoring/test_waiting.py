@@ -1,5 +1,7 @@
 """A trainer that stopped, wherever it runs, is known by the samples that wait and by what the log says of it last."""
 
+from dataclasses import replace
+
 import pytest
 
 from clawstream.config import TrainingSettings
@@ -49,6 +51,15 @@ def test_fewer_than_a_batch_are_due_once_the_oldest_has_waited_long_enough() -> 
     few = board(3, published(3))
     assert few.alarm(DUE.max_wait_ms + IDLE_MS) is None
     assert "3 samples wait" in (few.alarm(1 + DUE.max_wait_ms + IDLE_MS) or "")
+
+
+def test_rehearsals_wait_for_other_samples_and_are_no_batch_that_is_due() -> None:
+    made = board(3, published(3))
+    for n in range(32):
+        event = replace(sample(f"r{n}"), refreshed_id=f"answer {n}", hint_id="held")
+        made.learn(Record(topic=SAMPLES, partition=1, offset=n, timestamp_ms=1, key="r", event=event))
+    assert made.num_waiting == 3
+    assert made.alarm(DUE.max_wait_ms + IDLE_MS) is None
 
 
 def test_a_trainer_that_died_in_a_step_is_known_and_one_that_takes_long_is_left_in_peace() -> None:

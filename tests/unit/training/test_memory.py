@@ -18,7 +18,6 @@ from clawstream.events import (
     VersionSpan,
     hint_id_of,
 )
-from clawstream.training.batches import memory
 from clawstream.training.batches.memory import MAX_HINTS, PROMPTS_A_HINT, HintMemory
 from tests.examples import examples
 
@@ -162,9 +161,8 @@ def test_a_retired_hint_is_not_rehearsed_until_it_is_said_again() -> None:
     assert turns(held.to_ask(4, version=2, now_ms=0)) == ["b"]
 
 
-def test_a_full_memory_lets_go_of_the_hint_that_was_longest_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MAX_HINTS", 3)
-    held = HintMemory()
+def test_a_full_memory_lets_go_of_the_hint_that_was_longest_not_said() -> None:
+    held = HintMemory(max_hints=3)
     told(held, *(taught(name, f"hint {name}") for name in "abc"))
     told(held, taught("again", "hint a"), version=2)
     retired, new = told(held, taught("d", "hint d"), version=3)
