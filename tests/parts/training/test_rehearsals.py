@@ -258,7 +258,8 @@ async def test_a_hint_that_is_retired_while_the_trainer_starts_or_runs_is_asked_
 def test_an_answer_that_did_not_end_rehearses_nothing_and_says_why() -> None:
     asked = RehearsalAsked(
         session_id="s", turn_id="t", number=-1, policy_id="policy", hint_id="held", hint="no bold",
-        hint_by_person=False, prompt_ids=(1,), hinted_prompt_ids=(1, 2), sampling=tiny.sample("a").sampling,
+        hint_by_person=False, prompt_ids=(1,), hinted_prompt_ids=(1, 2),
+        sampling=replace(tiny.sample("a").sampling, limit_by_client=False),  # the policy ran into its own limit
         num_earlier_turns=0, asked_at_ms=1,
     )  # fmt: skip
     whole = AnswerRefreshed(
