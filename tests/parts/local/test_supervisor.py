@@ -56,8 +56,10 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def serving(supervisor: Supervisor, name: str, times: int = 1) -> psutil.Process:
-    await until(lambda: supervisor.log_of(name).exists() and words(supervisor, name).count("serving") >= times)
-    process = supervisor.children[name].process
+    # A child may write its first line before the supervisor knows its process: until then it is not `running`.
+    child = supervisor.children[name]
+    await until(lambda: child.running and words(supervisor, name).count("serving") >= times)
+    process = child.process
     assert process is not None
     return psutil.Process(process.pid)
 
