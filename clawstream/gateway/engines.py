@@ -59,6 +59,7 @@ class ServedEngine:
     newest_had: int = BASE_VERSION
     doubted: asyncio.Event = field(default_factory=asyncio.Event)
     patience: set[asyncio.Timeout] = field(default_factory=set)  # the timeouts of requests in flight
+    doubtful: set[asyncio.Timeout] = field(default_factory=set)  # those of streams that `give_up` has bounded
 
     @property
     def version(self) -> int | None:
@@ -124,11 +125,17 @@ class ServedEngine:
             self.serves(weights)
 
     def give_up(self) -> None:
-        """Fail each request without a first token now, and a streaming one after `answers_within_s` without a token."""
+        """Fail each request without a first token now, and a streaming one after `answers_within_s` without a token.
+
+        Further calls leave a stream the time that it has left.
+        """
         now = asyncio.get_running_loop().time()
         for patience in self.patience:
-            if not patience.expired():
-                patience.reschedule(now if patience.when() is not None else now + self.answers_within_s)
+            if patience.when() is None:
+                self.doubtful.add(patience)
+                patience.reschedule(now + self.answers_within_s)
+            elif patience not in self.doubtful and not patience.expired():
+                patience.reschedule(now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +275,7 @@ class Engines:
             yield
         finally:
             engine.patience.discard(patience)
+            engine.doubtful.discard(patience)
             engine.in_flight -= 1
 
     def offered(self) -> dict[ServedEngine, bool]:

@@ -39,7 +39,7 @@ class Patience:
     ready_within_s: float = 120.0
     silent_s: float = 10.0  # after this, the part's obstacle is reported, and again when it changes
     stop_within_s: float = 20.0  # after this, the part is killed
-    steady_after_s: float = 30.0  # a part that ran this long waits `first_wait_s` before its next restart
+    steady_after_s: float = 30.0  # a part that ran this long is restarted at once
     first_wait_s: float = 0.5
     longest_wait_s: float = 30.0
     start_tries: int = 3  # a part that dies this often before it was ever ready or steady ends the installation
@@ -171,7 +171,7 @@ class Supervisor:
             child.restarts += 1
             self._note(child)
             self._say(f"{child.part.name} exited with {code}: restarting it (log: {self.log_of(child.part.name)})")
-            await asyncio.sleep(self._patience.restart_wait_s(quick_deaths - 1))
+            await asyncio.sleep(self._patience.restart_wait_s(max(quick_deaths - 1, 0)))
 
     async def _run(self, child: Child) -> int:
         part = child.part

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError
@@ -115,13 +115,16 @@ def attend_rows(
     attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     step: ForwardPass,
     **_unused: Any,
 ) -> tuple[Tensor, None]:
     """Write the new keys and values, and return [1, N, query heads, D]; registered with transformers under NAME."""
     del attention_mask
-    index = module.layer_idx
+    index, config = module.layer_idx, cast("Any", module.config)
     assert isinstance(index, int)
+    whole = sliding_window is None or sliding_window >= config.max_position_embeddings
+    assert whole, f"its layers see {sliding_window} tokens alone, and every row here is seen whole; use SGLang"
     key_SCHD, value_SCHD = step.kv.layer(index, key_1HND, value_1HND)
     key_SCHD.flatten(0, 1).index_copy_(0, step.write_N, key_1HND[0].transpose(0, 1))
     value_SCHD.flatten(0, 1).index_copy_(0, step.write_N, value_1HND[0].transpose(0, 1))
@@ -222,7 +225,10 @@ class RowModel:
 
     @torch.inference_mode()
     def _check_exact(self, path: str, expected: Tensor) -> None:
-        """Refuse a model whose attention (sliding windows, sinks, soft caps) these rows would compute wrongly."""
+        """Refuse a model whose attention (windows, sinks, soft caps) is computed wrongly here, as ten tokens show.
+
+        `attend_rows` refuses windows of any length.
+        """
         probe = self._probe
         last = len(probe) - 1
         kv = KvRows(num_rows=2, context_length_tokens=self.context_length_tokens)

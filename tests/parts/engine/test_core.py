@@ -1,6 +1,7 @@
 """The engine's arithmetic against plain transformers: what rows, batches, chunks and reuse must not change."""
 
 import itertools
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from clawstream.local.engine.core import Core
 from clawstream.local.engine.model import RowModel, split_long_rows
 from clawstream.local.engine.rows import Job
 from tests.examples import examples
+from tests.parts.engine.tiny_model import make_model
 
 VOCABULARY = 200
 _ids = itertools.count()
@@ -354,6 +356,16 @@ def test_checkpoint_cut_short_is_refused_before_any_weight_changes(
     (tmp_path / "model.safetensors").write_bytes((models[1] / "model.safetensors").read_bytes()[:-1000])
     with pytest.raises(UnusableCheckpoint, match="the weights in use stay"):
         row_model.read_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize("window", [4, 512])
+def test_a_model_whose_layers_see_a_window_is_refused_however_long_the_window_is(tmp_path: Path, window: int) -> None:
+    make_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": window, "layer_types": ["sliding_attention"] * 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PartUnavailable, match=f"can't run over rows: its layers see {window} tokens alone"):
+        RowModel(str(tmp_path))
 
 
 def test_folder_without_a_model_is_the_operators_error(tmp_path: Path) -> None:

@@ -303,6 +303,24 @@ async def test_requests_that_wait_on_a_hanging_engine_are_let_go_once_another_is
         watching.cancel()
 
 
+async def test_a_stream_on_a_lost_engine_keeps_its_time_however_often_the_engine_fails_to_answer() -> None:
+    engine = served()
+    engine.answers_within_s = 60.0
+    engines = Engines("policy", [engine])
+    async with asyncio.timeout(None) as patience:
+        with engines.asked("s", engine.place(), patience):
+            engine.give_up()
+            until = patience.when()
+            assert until is not None
+            engine.give_up()
+            assert patience.when() == until
+            patience.reschedule(None)  # a token came
+            await asyncio.sleep(0)
+            engine.give_up()
+            assert patience.when() is not None
+    assert engine.doubtful == set()
+
+
 async def test_requests_that_wait_on_the_only_engine_keep_waiting_when_it_does_not_answer() -> None:
     engine = served()
     assert isinstance(engine.client, _Told)
