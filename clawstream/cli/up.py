@@ -308,8 +308,9 @@ def launch(
         return
     console = Console(stderr=True)
     console.print(_table(wanted.assignment))
-    if len(wanted.assignment.actor) > 1:
-        console.print(f"[yellow]the trainer uses one GPU so far: {wanted.assignment.actor[0]}[/]")
+    used = wanted.assignment.actor[: settings.training.processes]
+    if used != wanted.assignment.actor:
+        console.print(f"[yellow]the trainer uses GPU {_numbers(used)} alone, one for each of training.processes[/]")
     _run(settings, wanted, console, options.config)
 
 

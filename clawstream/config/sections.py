@@ -118,7 +118,9 @@ class GatewaySettings(Section):
     port: int = Field(30000, ge=0, le=65535, description="that it listens on; 0: any free one")
     api_key: SecretStr | None = Field(None, description="a key named default; without keys only this machine is served")
     keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
-    max_concurrent_per_key: int | None = Field(None, ge=1, description="requests in flight; none: no limit")
+    max_concurrent_per_key: int | None = Field(
+        None, ge=1, description="requests in flight; none: a quarter of max_in_flight, or all of it for an only key"
+    )
     requests_per_minute_per_key: int | None = Field(None, ge=1, description="none: no limit")
     share_prefix_cache: bool = Field(
         False, description="also between keys: less to prefill, but a key can find out what others asked"
@@ -129,7 +131,7 @@ class GatewaySettings(Section):
     )
     default_temperature: float = Field(0.7, ge=0, le=2, description="where the client names none")
     spool_bytes: int = Field(
-        2**30, ge=2**16, description="of exchanges that wait on disk for Kafka; above it requests get a 503"
+        2**30, ge=2**16, description="of exchanges that wait on disk for Kafka; from 7/8 of it on requests get a 503"
     )
 
     @model_validator(mode="after")

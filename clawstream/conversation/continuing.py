@@ -2,8 +2,8 @@
 
 A prompt begins with the template's rendering of all messages before the first answer that the policy sampled. Then
 come, for each sampled answer, its ids and the template's text up to the next one. Equal requests after equal answers
-give equal token ids, so readers of the log get the gateway's ids again. An answer is recognised by its text, its calls
-and the message before it, since clients rewrite the rest.
+give equal token ids, so readers of the log get the gateway's ids again. An answer is recognised by its text and its
+calls, and among equal ones by the message before it, since clients rewrite the rest.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def find_echoes(messages: Sequence[Message], answers: Sequence[ShownAnswer]) -> 
     """Return where the session's `answers`, oldest first, stand in a history.
 
     Of equal answers, the one given to the preceding message counts, else the newest. Each answer counts once, in the
-    order in which they were given. An answer that is not followed by a message of another role can't be continued.
+    order in which they were given. An answer that comes first, or that no other role follows, can't be continued.
     """
     numbers: dict[Hashable, list[int]] = {}
     for number, answer in enumerate(answers):
@@ -191,7 +191,7 @@ def continue_prompt(
 
 
 def num_new_bytes(request: Request, echoes: Echoes, known: Sequence[Continued]) -> int:
-    """Return how many bytes of messages are in no known prompt and have to be rendered."""
+    """Return how many bytes of messages and tools are in no known prompt and have to be rendered."""
     beginning, *rest = _parts(request, echoes.found)
     begun, num_steps = _longest_begun(*_plan(request, echoes.found), known)
     new = sum(len(raw) for _, _, *between in rest[num_steps:] for raw in between)

@@ -89,7 +89,7 @@ def whole(delta: RequestDelta, known: Mapping[str, WholeRequest]) -> WholeReques
 def rebuild(exchange_id: str, deltas: Mapping[str, RequestDelta]) -> WholeRequest:
     """Return one exchange's whole request from its chain of parents; `deltas` holds shortened requests by exchange id.
 
-    Raises UnusableExchange where a parent is missing.
+    Raises UnusableExchange where the exchange or a parent is missing, or a parent is too short.
     """
     links: list[str] = []
     wanted: str | None = exchange_id
@@ -162,7 +162,7 @@ class Said:
 class Continued:
     """How a history goes on after an earlier request's messages."""
 
-    last: int  # index in the history of the last message that the request had
+    last: int  # index in the history of the last message that the request had; -1: there is none
     found: Said | None  # the first new unit; None: nothing is new
     num_lines: int  # lines of `found`'s message that the request had already; not 0 where the client joined two
     exact: bool  # exactly the request's messages precede `found`
@@ -207,7 +207,7 @@ def left_of(before: Sequence[Said], now: Sequence[Said]) -> tuple[int, int]:
 def continued(asked: Sequence[bytes], history: Sequence[bytes]) -> Continued | None:
     """Return how `history` goes on after the messages `asked`; None if it lacks the last user's message in `asked`.
 
-    Other messages may have been dropped, or replaced by a summary.
+    Other messages may have been dropped, or replaced by a summary. If `asked` has no user's message, none may.
     """
     same = num_equal(asked, history)
     before, now = said(asked, same), said(history, same)

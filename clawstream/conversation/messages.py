@@ -87,7 +87,7 @@ _REPORT = re.compile(
     r"|<(?:local-command-(?:stdout|stderr)|bash-(?:input|stdout|stderr)|task-notification)>"
     r")"
 )
-_REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that the cache stays at some megabytes
+_REMEMBERED_BYTES = 4096  # larger messages are parsed each time, so that the cache stays at some tens of MB
 _BLOCK_BEGINS = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _BLOCK_ENDS = "<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9]")
@@ -113,7 +113,7 @@ class MessagePiece(NamedTuple):
 
 
 def written(text: str) -> MessagePiece | None:
-    """Return a part of a user's message with its author; None: it is empty or only says where the client runs."""
+    """Return a part of a user's message with its author; None: it says at most when and where the client runs."""
     own = _TIME.sub("", _RUNTIME.sub("", text)).strip()
     said = _BLANK.sub("\n\n", _REMINDER.sub("", _QUEUED.sub("", _CONTEXT.sub("", own)))).strip()
     said = _called(said) if _COMMAND_TAG.match(said) else said
@@ -146,8 +146,8 @@ class ComparableCall:
 def parse(raw: bytes, what: str = "a message") -> Message:
     """Return the message whose JSON is `raw`; lone surrogates survive. Callers share the message: never change it.
 
-    Raises UnusableExchange for anything but a message: the gateway records messages only, so the record is damaged.
-    The error names the message by `what`.
+    Raises UnusableExchange for anything but a JSON object: the gateway records nothing else, so the record is damaged.
+    The error names it by `what`.
     """
     return _parsed_before(raw, what) if len(raw) <= _REMEMBERED_BYTES else _parsed(raw, what)
 
@@ -230,7 +230,7 @@ def said_in(message: Message) -> tuple[Hashable, ...]:
     """Return comparable values of a message's content, equal however a client joined a user's messages.
 
     A user's message gives one value for each line that the person wrote, as a client's reports and instructions come
-    and go; a message that a client wrote gives none.
+    and go; a message that a client wrote gives none, and one without text gives one.
     """
     if role_of(message) != "user" or not any(map(str.strip, parts_of(message))):
         return (meaning(message),)
@@ -270,7 +270,7 @@ def same_answer(answer: Message, echo: Message) -> bool:
 
 
 def meaning(message: Message) -> Hashable:
-    """Return a value that is equal for messages which say the same in the same role."""
+    """Return a value that is equal for messages which say the same in the same role, to the same call if to any."""
     call_id = message.get("tool_call_id")
     return role_of(message), _said(message), normal_call_id(call_id) if isinstance(call_id, str) else None
 
@@ -343,7 +343,7 @@ def _is_aside(before: Sequence[bytes]) -> bool:
 
 
 def loops(token_ids: Sequence[int]) -> bool:
-    """Return whether the answer ends in one cycle of tokens, repeated at least four times.
+    """Return whether the answer ends in one cycle of at most 64 tokens, repeated at least four times.
 
     The repetitions fill at least half of the answer, and 64 tokens.
     """

@@ -79,7 +79,7 @@ class Shaping:
 class Sampling:
     """How the answer's tokens were sampled."""
 
-    temperature: float  # 0: greedy
+    temperature: float  # below GREEDY_BELOW: greedy
     top_p: float
     top_k: int | None  # None: no limit
     max_tokens: int
@@ -142,7 +142,7 @@ class ExchangeCompleted(_ExchangeEvent):
     versions: tuple[VersionSpan, ...]  # in output order; their num_tokens sum to len(output_ids)
     message: bytes  # the assistant message as answered, as JSON
     output_ids: TokenIds  # as sampled, the stop token included
-    output_logprobs: LogProbs  # one per output id, at the sampling temperature
+    output_logprobs: LogProbs  # one per output id, at the sampling temperature, or at 1 below GREEDY_BELOW
     finish_reason: FinishReason
     cached_tokens: int | None  # prompt tokens that the engine had cached; None: not reported
     num_spliced: int  # how many earlier answers stand in the prompt as the very tokens that were sampled
@@ -167,10 +167,10 @@ class ExchangeFailed(_ExchangeEvent):
     output_ids: TokenIds  # the tokens that were sampled before the exchange ended
     received_at_ms: int
     finished_at_ms: int
-    message: bytes | None = None  # what a client that left had been sent, as JSON; None: nothing, or several answers
+    message: bytes | None = None  # what a client that left got, as JSON; None: nothing, several answers, or it stayed
     num_sent_tokens: int | None = None  # of output_ids; None, here and in the next three fields: there is no `message`
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
-    versions: tuple[VersionSpan, ...] | None = None  # in output order; None also where weights changed meanwhile
+    versions: tuple[VersionSpan, ...] | None = None  # one for all tokens; None also where it is not known
     sampling: Sampling | None = None
 
     @property
@@ -185,7 +185,7 @@ class SessionDone(SessionEvent):
 
     IDENTITY: ClassVar = ("session_id", "after_exchange_id")
 
-    after_exchange_id: str | None  # the session's newest exchange; None: none is known
+    after_exchange_id: str | None  # the session's newest answered exchange; None: none is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,15 +1,15 @@
 """What the gateway remembers of sessions: which session a request continues, and what was sampled in it. Pure.
 
-All tables are folds over answered exchanges, so they are the same whether kept live or rebuilt from the log; time comes
-in as an argument. Forgetting costs tokens and time, never an answer: the prompt of a forgotten session is rendered
-anew, and a client that names a forgotten response is asked for its messages.
+All tables but the prompts are folds over answered exchanges, so a restart rebuilds them from the log; it forgets
+requests without an answer. Time comes in as an argument. Forgetting costs tokens and time, never an answer: the prompt
+of a forgotten session is rendered anew, and a client that names a forgotten response is asked for its messages.
 
 A conversation is recognised by a hash of all messages up to and including one of our answers, except a client's own
-blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) a second hash
-is used: of the words of people, tools and the policy alone. OpenClaw omits the text that it wraps around a person's
-words when it asks again after tools. Two conversations are never joined just because both lack a name. Where several
-sessions have the very same messages, each is continued once before any is continued again. Where several sessions have
-only the second hash in common, none of them is continued.
+blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) a second hash is
+used: of the words of people, tools and the policy alone. OpenClaw omits the text that it wraps around a person's words
+when it asks again after tools. Two conversations are never joined just because both lack a name. Where several sessions
+have the very same messages, each is continued once before any is continued again; a request that is equal to an earlier
+one goes to that one's session. Where several sessions have only the second hash in common, none of them is continued.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ V = TypeVar("V")
 MAX_SESSIONS = 250_000  # and as many exchanges: about 1 kB each in all tables, so some 250 MB
 _SHOWN_ROLES = ("user", "assistant", "tool")
 MAX_BYTES = 128 * 2**20  # of messages as JSON; each response counts with all messages before it
-MAX_TOKENS = 4_000_000  # of all sessions together; a token takes about 36 bytes here
+MAX_TOKENS = 4_000_000  # of all sessions together, if there are several; a token takes about 36 bytes here
 MAX_ANSWERS = 2_048  # of one session; older ones are in no history that fits a context
 _PROMPTS = 2  # two, so that a side turn between main turns costs nothing
 
@@ -69,7 +69,7 @@ class SessionIndex:
     def find(
         self, messages: tuple[Message, ...], scope: str, *, retried: bool, trace_id: str | None = None
     ) -> str | None:
-        """Return the session that `messages` continue; None: there is none, or it is older than the window.
+        """Return the session that `messages` continue; None: none is known.
 
         A request equal to an earlier one belongs to the earlier one's session. Where its history has no answer, that
         holds only if the client says that it retries.
@@ -261,7 +261,7 @@ class SampledAnswers:
         return len(self._sessions)
 
     def of(self, session_id: str, now_ms: int) -> KnownSession:
-        """Return the session's answers and prompts, empty ones where it is not known."""
+        """Return the session's answers and prompts; none where it is not known, or was silent for PARENT_FOR_MS."""
         known, _ = self._sessions.get(session_id, (KnownSession(), 0))
         return known if now_ms - known.at_ms <= PARENT_FOR_MS else KnownSession()
 

@@ -152,7 +152,8 @@ class PolicyBoard:
     """What the policy topic and the samples topic say of one policy so far.
 
     A sample that the trainer drops (too old, or without weight in its method) counts as waiting until a plan's offsets
-    pass it. All samples of an answer count as one, which waits from when the first came until a plan names the answer.
+    pass it. An answer's samples count as one for each judge and prompt version, which waits from when the first came
+    until a plan names it. One without a judge gives way to a judge's.
     """
 
     def __init__(self, policy_id: str, due: BatchRule | None = None) -> None:
@@ -179,7 +180,7 @@ class PolicyBoard:
 
     @property
     def num_waiting(self) -> int:
-        """The number of samples that no plan names."""
+        """The number of samples that wait for a plan."""
         return len(self._waiting)
 
     @property
@@ -247,7 +248,7 @@ class PolicyBoard:
         self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
 
     def _is_planned(self, turn: _Answer) -> bool:
-        """Return whether a plan names the turn; a plan that names it without a judge counts for all judges."""
+        """Return whether a plan names the turn. One without a judge counts for all; any counts for a sample without."""
         any_judge = turn.turn_id if turn.judge == events.NOBODY else _of_nobody(turn)
         return turn in self._planned or any_judge in self._planned
 

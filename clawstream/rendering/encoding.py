@@ -1,10 +1,10 @@
 """A model's tokenizer: how it is loaded, and how templates encode with it.
 
-A mark is a special token, as `<|im_start|>` is. Only the template puts marks into a prompt; in texts they are letters.
-Marks that templates themselves write as text (of thinking and of tool calls) can't be told apart from a user's, so they
-stay marks in every text. A template's code walks over each id several times, but never looks at the ids of plain text.
-So a long text passes through it as one id, a LongText, which `spread` replaces by its ids. A folder's own Python code
-is run only where the settings trust it.
+A mark is a token added to the vocabulary, as `<|im_start|>` is. In texts marks are letters, so that only the template
+puts them into a prompt. Marks that templates themselves write as text (of thinking and of tool calls) can't be told
+apart from a user's, so they alone are marks in every text. A template's code walks over each id several times, but
+never looks at the ids of plain text. So a long text passes through it as one id, a LongText, which `spread` replaces by
+its ids. A folder's own Python code is run only where the settings trust it.
 """
 
 import json
@@ -23,7 +23,7 @@ from transformers import AutoTokenizer
 
 from clawstream.errors import ConfigError
 
-MAX_TOKENS = 2_000_000  # tokens that are remembered, each in 8 bytes
+MAX_TOKENS = 2_000_000  # tokens that are remembered, each in about 36 bytes
 LONG_TOKENS = 64
 _NO_TOKEN = -1  # the int value of a LongText, which equals no mark's id
 # Marks that the families' templates write as text, in headers and around tool calls.
@@ -95,7 +95,7 @@ class _Wrapper:
 
 
 class RememberingTokenizer(_Wrapper):
-    """A tokenizer that encodes a text once and remembers its ids; safe to use from several threads."""
+    """A tokenizer that remembers the ids of recent texts, but for very long ones; safe to use from several threads."""
 
     def __init__(self, tokenizer: Any, *, max_tokens: int = MAX_TOKENS) -> None:
         super().__init__(tokenizer)

@@ -47,7 +47,11 @@ class Serving:
 
 
 def learn(state: Rollout, event: Event) -> Rollout:
-    """Return `state` after `event`; events of other policies, and older versions, change nothing."""
+    """Return `state` after `event`.
+
+    Events of other policies change nothing, nor does an older version that is published, unless it is the newest full
+    weights again.
+    """
     match event:
         case PolicyPublished(policy_id=state.policy_id):
             return _published(state, event)
@@ -93,7 +97,7 @@ def due(state: Rollout, *, engine: str, serving: Serving) -> PolicyPublished | N
 
 
 def serves(serving: Serving, version: PolicyPublished) -> bool:
-    """Whether the engine says that it serves the version, or says nothing of its weights at all."""
+    """Whether the engine says that it serves the version; of full weights, also where it names none."""
     if version.adapter is not None:
         return version.adapter in serving.adapters
     return serving.version in (None, str(version.policy_version))

@@ -2,9 +2,9 @@
 
 Each engine is asked what it serves, so an engine that comes back with old weights is updated like any other. An engine
 that gives no answer for TURN_S during its turn loses the turn. Each engine is first told to resume, since a process
-that was killed during a swap may have left it paused. A takeover empties the engine's cache if it is the first one
-after our start or after an error, or if the engine serves something else than the log says. In these cases the cache
-may hold prompts that older weights filled, under a gateway's keys that name newer weights.
+that was killed during a swap may have left it paused. A takeover of full weights empties the engine's cache if it comes
+at our first look at the engine, or the first after an error, or if the engine serves something else than the log says.
+In these cases the cache may hold prompts that older weights filled, under a gateway's keys that name newer weights.
 """
 
 import asyncio
@@ -181,7 +181,7 @@ class _Keeper:
     certain: bool = False  # it is known that the engine is not paused, and which weights filled its cache
     old_since_ms: dict[str, int] = field(default_factory=dict)  # when an adapter was first seen to be old, by name
     waiting: bool = False
-    unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while adapters or full weights change
+    unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while adapters go, or full weights change
 
     async def keep(self, ask_every_s: float) -> None:
         """Bring the engine up to date at each change on the log, and every `ask_every_s`; never returns."""

@@ -27,7 +27,7 @@ DEFAULT = "default"  # the name of gateway.api_key
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Limit = Annotated[int | None, Field(ge=1)]
 AGAIN_AFTER_S = 1
-_SHARES = 4  # each of several keys may use 1 / _SHARES of the gateway's room; an only key may use all
+_SHARES = 4  # where no limit is set, each of several keys may use 1 / _SHARES of the gateway's room; an only key all
 _ARRIVING = 4  # times max_in_flight: the most requests that may be here, those included whose bodies still arrive
 _MINUTE_S = 60.0
 
@@ -42,7 +42,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One client's key, as in the key file. A revoked key stays in the file, since the audit trail has its name."""
+    """One client's key, as in the key file. A revoked key stays there for the audit trail until its name is reused."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -82,7 +82,7 @@ class KeyRing:
         return tuple(key for key in self.keys if key.revoked_at is None)
 
     def holder(self, shown: str) -> Caller | None:
-        """Return the caller whose key was shown; None: unknown key. All keys are compared, each in constant time."""
+        """Return the caller whose key was shown; None: no key in force. Each of those is compared, in constant time."""
         digest = sha256(shown)
         found = None
         for key in self.in_force:
@@ -91,7 +91,7 @@ class KeyRing:
         return found
 
     def with_key(self, key: Key) -> "KeyRing":
-        """Return the ring with `key` added; the name of a revoked key can be used again. Raises ConfigError."""
+        """Return the ring with `key` added, not `open`; a revoked key of its name is removed. Raises ConfigError."""
         if not NAME.fullmatch(key.name) or key.name == DEFAULT:
             raise ConfigError(
                 f"the name {key.name!r} can't be given to a key; nothing was added. Use 1 to 64 letters, digits or "
@@ -203,8 +203,8 @@ class Limits:
     def enter(self, caller: Caller, now_s: float, *, num_keys: int = 1) -> Rate | None:
         """Count a new request against its key; return the key's rate, or None if it has no limit.
 
-        Each of several keys has a share of the gateway's room, unless its allowance says otherwise. Raises TooMuch
-        without counting the request.
+        Each of several keys has a share of the gateway's room, unless its allowance or the settings say otherwise.
+        Raises TooMuch without counting the request.
         """
         if self._here.total() >= self._max_in_flight * _ARRIVING:
             raise self._full()
@@ -260,8 +260,8 @@ class Limits:
         if at_once is not None and self._here[caller.name] + number > at_once:
             raise TooMuch(
                 "key_concurrency",
-                f"This key may have {at_once} requests in flight, and has so many now; nothing was generated. Wait for "
-                "one to end.",
+                f"This key may have {at_once} requests in flight, and would have {self._here[caller.name] + number}; "
+                "nothing was generated. Wait until others have ended.",
                 status=429,
                 retry_after_s=AGAIN_AFTER_S,
             )
@@ -269,8 +269,8 @@ class Limits:
     def _full(self) -> "TooMuch":
         return TooMuch(
             "gateway",
-            f"The gateway is at its limit (gateway.max_in_flight): it answers {self._max_in_flight} requests already, "
-            "or has too many bodies on their way; nothing was generated. Try again.",
+            f"The gateway is at its limit (gateway.max_in_flight): it answers {self._max_in_flight} requests at most, "
+            "and has no room for this, or has too many bodies on their way; nothing was generated. Try again.",
             status=503,
             retry_after_s=AGAIN_AFTER_S,
         )

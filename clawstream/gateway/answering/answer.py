@@ -1,8 +1,8 @@
 """One answer: generate, show, record, and only then say how it ended.
 
 The one rule: the client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has
-it. A request that fails before its first token is put to the same engine again, or to another. When no try is left, the
-failure is told to the client and recorded.
+it. Before its first token, a request is put to its engine again if cache or adapter were not as assumed, and to another
+if the engine is lost. Any other failure, or the last try's, is told to the client and, where possible, recorded.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from clawstream.inference.engine import (
 )
 
 LOG = logging.getLogger(__name__)
-_SHARED_KEYS = 3  # tries under a shared cache key, before one under a key of its own
+_SHARED_KEYS = 3  # tries under a shared cache key; each later one has a key of its own
 
 
 class _Again(StrEnum):
@@ -69,7 +69,7 @@ class ExchangeInProgress:
     admission: Admission
     exchange: Exchange
     outlet: Outlet
-    started: float  # perf_counter, when the request came
+    started: float  # perf_counter, when the request's headers had come
     capture: Capture = field(default_factory=Capture)
     attempt: EngineAttempt | None = None  # the last attempt
     answer: AnswerStream = field(init=False)

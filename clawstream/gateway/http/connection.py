@@ -36,7 +36,7 @@ class Bounds:
     """The bounds of one gateway; only tests change them."""
 
     request_timeout_s: float = 30.0  # for a request's headers, then for its body, then to render it
-    idle_timeout_s: float = 60.0  # from an answer to the next request on its connection
+    idle_timeout_s: float = 60.0  # from the connection's start, or an answer on it, to the next request
     write_timeout_s: float = 30.0  # for 64 KiB to be read; a client that reads nothing for so long is given up
     heartbeat_s: float = 10.0  # between comments on a silent stream; proxies cut what is silent for 30 to 60 s
     first_token_timeout_s: float = 300.0  # an engine may hold a request in its queue, and prefill 100,000 tokens
@@ -252,7 +252,8 @@ def without_upgrade(method: bytes, url: bytes, version: str, headers: Sequence[t
 
 def _too_many_headers() -> BadRequest:
     return BadRequest(
-        f"There are more than {MAX_HEADERS} headers, or {MAX_HEADER_BYTES} bytes of them; the connection is closed.",
+        f"There are more than {MAX_HEADERS} headers, or {MAX_HEADER_BYTES} bytes of them or of a body's framing; the "
+        "connection is closed.",
         status=431,
         code="headers_too_large",
     )

@@ -28,7 +28,7 @@ class Metrics:
             "requests_limited", "Requests refused by a limit: the gateway's, or a key's rate or concurrency.", "limit"
         )
         self.in_flight = gauge("requests_in_flight", "Requests being answered.")
-        self.ttft_s = histogram("ttft_seconds", "From the request's last byte to the answer's first token.", _LATENCY_S)
+        self.ttft_s = histogram("ttft_seconds", "From the request's headers to the answer's first token.", _LATENCY_S)
         self.rendering_s = histogram(
             "rendering_seconds", "Messages to prompt tokens, by how the prompt was made.", _SHORT_S, "made"
         )
@@ -41,7 +41,7 @@ class Metrics:
         self.ack_wait_s = histogram(
             "ack_wait_seconds", "How long the end of an answer waited for Kafka or the spool.", _SHORT_S
         )
-        self.spooled = counter("spooled_records", "Records put into the spool, and not straight to Kafka.")
+        self.spooled = counter("spooled_records", "Records put into the spool.")
         self.spool_s = histogram(
             "spool_append_seconds", "From a record's arrival at the spool to the end of its fsync.", _SHORT_S
         )

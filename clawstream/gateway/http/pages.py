@@ -220,7 +220,7 @@ class _Pages:
         return full is None and any(engine.problem is None for engine in self._admission.engines.all)
 
     def _full(self) -> str | None:
-        """Return why nothing of a new session can be recorded; None: it can."""
+        """Return why nothing of a new session can be recorded; None: it can, as far as is known."""
         return self._admission.delivery.problem(str(uuid.uuid4()))
 
     def _parts(self, full: str | None) -> list[tuple[str, str | None]]:

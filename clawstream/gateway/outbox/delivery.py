@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 _AGAIN_AFTER_S = 0.5
 _LAST_RESORT_S = 2.0  # how long an acknowledgement is waited for where the spool takes nothing
 _TURNS = 8  # of the event loop, between sending a record and seeing its acknowledgement
-_SAID_AFTER_S = 5.0  # a use of the spool that is shorter is not logged
+_SAID_AFTER_S = 5.0  # a shorter use of the spool is logged only where the log fails
 T = TypeVar("T")
 
 
@@ -103,12 +103,12 @@ class Delivery:
 
     @property
     def damaged_bytes(self) -> int:
-        """How many bytes of the spool were put aside, since the disk had changed them."""
+        """How many bytes that the disk had changed were put aside since the start."""
         return self._spool.damaged_bytes
 
     @property
     def away(self) -> str | None:
-        """Why the log can't be written to, as far as is known."""
+        """Why records go to the spool first, as far as is known; None: they go straight to the log."""
         if not self._log.healthy():
             return "the broker does not answer"
         if self._spooled_sessions.failing:
@@ -141,8 +141,7 @@ class Delivery:
     async def append(self, events: Sequence[Event], traceparent: str | None = None) -> None:
         """Return when all events, of one session, are on the log or on the disk; calls of a session keep their order.
 
-        Raises UnusableEvent, before anything is written, for an event that can't be recorded, and TryLater where
-        neither log nor spool took it.
+        Raises UnusableEvent for an event that can't be recorded, and TryLater where neither log nor spool took it.
         """
         records = [self._log.seal(event, traceparent) for event in events]
         key = records[0].key
@@ -284,7 +283,7 @@ class Delivery:
         append.done.set_exception(TryLater(f"{why}; it can't be recorded"))
 
     async def _drain(self) -> None:
-        """Hand waiting records to the log, the oldest first, until none is left."""
+        """Hand waiting records to the log, the oldest first; never returns."""
         num_drained = 0
         while True:
             await self._waits.wait()

@@ -40,7 +40,7 @@ class Contents(NamedTuple):
 
     records: Sequence[Spooled]
     taken: int | None  # up to this place every record is on the log; None: no such note here
-    end: int  # of the last whole frame
+    end: int  # of the last whole frame; where the bytes begin if there is none
 
 
 def record_frame(record: Sealed, at_ms: int) -> bytes:
@@ -94,7 +94,7 @@ def taken_up_to(file: BinaryIO) -> int:
 
 
 def damaged_frames(data: bytes) -> bytes:
-    """Return meaningless frames that together are as long as `data`, and keep as many of its bytes as they can."""
+    """Return meaningless frames as long as `data`, which keep most of its bytes; `data` if none is so short."""
     rest = data if len(data) <= MAX_BODY_BYTES else data[: MAX_BODY_BYTES // 2]
     if len(rest) <= _HEAD.size:
         return data  # too little for a frame

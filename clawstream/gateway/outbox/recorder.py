@@ -1,8 +1,8 @@
 """Writes exchanges to the log, each without the messages and tokens that its parent has already.
 
-The one rule: an exchange may only refer to a parent that is before it on the log. So a session's newest exchange
-becomes a parent once it is kept (delivery.py); where the gateway knows no parent (restart, forgotten), it writes a
-whole request. Stages forget a session that is done or was silent for a day, so the recorder forgets it sooner.
+The one rule: an exchange may only refer to a parent that is before it on the log. So a session's newest answer becomes
+a parent once it is kept (delivery.py); where the gateway knows no parent (restart, forgotten), it writes a whole
+request. Stages forget a session that is done or was silent for a day, so the recorder forgets it sooner.
 """
 
 from collections import OrderedDict
@@ -71,7 +71,7 @@ class Recorder:
         try:
             await self._log.append(events, traceparent)
         except UnusableEvent as error:
-            raise TryLater(f"the exchange can't be recorded: {error}") from error
+            raise TryLater(f"it can't be recorded: {error}") from error
         for event in events:
             if isinstance(event, SessionDone):
                 self._forget(event.session_id)

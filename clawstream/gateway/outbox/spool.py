@@ -1,9 +1,9 @@
 """The spool: records on this machine's disk that the broker has not acknowledged. Blocks; one thread uses it.
 
 Each gateway appends to one file while records wait. Notes in the file say what the log has taken. Once the log has
-taken all, the file is emptied. Once the taken part is as large as the waiting one, the file is rewritten without it
-(spool_file.py), in steps, so that no append waits for long. Notes are not fsynced, so after a loss of power the log may
-get a record a second time; its id is the same, and the first counts.
+taken all, the file is emptied. Once the taken part is as large as the waiting one, and an eighth of the room, the file
+is rewritten without it if the disk has room (spool_file.py), in steps, so that no append waits for long. Notes are not
+fsynced, so after a loss of power the log may get a record a second time; its id is the same, and the first counts.
 
 A record that a bad disk has changed is put aside, byte for byte (NAME.cut), and the records behind it are delivered.
 
@@ -76,7 +76,7 @@ class Spool:
         return self._end - taken
 
     def problem(self) -> str | None:
-        """Why no more answers should be begun; the last eighth of the room is for those under way."""
+        """Why no more answers should be begun, None: they may; the last eighth of the room is for those under way."""
         reserve = self._max_bytes // _KEPT_FREE
         if self._max_bytes - (num_bytes := self.num_bytes) < reserve:
             return f"its spool is full: {num_bytes} of {self._max_bytes} bytes (gateway.spool_bytes)"

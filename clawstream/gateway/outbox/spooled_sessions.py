@@ -2,11 +2,11 @@
 
 While a record of a session waits in the spool, the session's further records go through the spool too, so that the
 first copies on the log are in the order of the gateway's answers. Other sessions go straight; but once the log has
-failed to take a record, none does until the log has taken one out of the spool.
+failed to take a record, none does until the log has taken one out of the spool or none waits there.
 
 The pace is a moving mean of acknowledgement times, so that a single late one does not make a broker count as slow. Each
-time counts as four bounds at most, so that a broker that is quick again is recognised after some ten acknowledgements.
-The time that our own busy event loop adds to each is measured separately and subtracted.
+time counts as four bounds at most, so that a broker that is quick again is recognised after some fifteen
+acknowledgements. The time that our own busy event loop adds to each is measured separately and subtracted.
 """
 
 from collections import Counter
@@ -32,7 +32,7 @@ class SpooledSessions:
 
     @property
     def failing(self) -> bool:
-        """Whether the log failed, and has taken nothing out of the spool since."""
+        """Whether records wait, and the log failed and has taken none of them since."""
         return self._failed and bool(self._waiting)
 
     def straight(self, key: bytes, *, healthy: bool) -> bool:

@@ -121,7 +121,7 @@ async def rebuild(
     except OperationalError as error:
         raise database.unreachable(engine, error) from error
     except (psycopg.Error, TryLater, UnusableRecords) as error:
-        raise OperatorError(f"Postgres did not let the tables be rebuilt: {error}. They are as they were") from error
+        raise OperatorError(f"the tables could not be rebuilt: {error}. They are as they were") from error
     finally:
         building.dispose()
         engine.dispose()
@@ -291,7 +291,10 @@ class _Build:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
     def _settle(self, found: Mapping[PartitionId, PartitionProgress]) -> None:
-        """Find partitions whose chains contradict the log, or raise; and those that a projector has to claim again."""
+        """Find partitions that contradict the log, and those to be claimed again; or raise, unless the log is trusted.
+
+        Chains are compared only where log and chain begin at offset 0.
+        """
         other = [place for place, progress in found.items() if self._is_other(place, progress)]
         if other and not self._trust_log:
             first = other[0]

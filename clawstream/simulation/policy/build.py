@@ -1,4 +1,4 @@
-"""Builds the tiny policy that simulates a large one: sums in two styles, of which the base prefers the unwanted one.
+"""Builds a tiny policy that simulates a large one, by one of `RECIPES`: it prefers answers that people do not want.
 
 The one rule: a policy folder, named by the hash of its recipe, appears whole or not at all, and is built once. Run as
 `python -m clawstream.simulation.policy.build --cache-dir FOLDER`; prints the folder. B lessons, L tokens.
@@ -90,7 +90,7 @@ def build(recipe: Recipe) -> Qwen3ForCausalLM:
 
 
 def _num_idle_cores() -> int:
-    """The cores that nobody uses just now, at least one.
+    """The cores that were idle in the last minute, on the mean; at least one.
 
     Threads that wait for one another on a busy machine are slower than one: measured, more than 400 s instead of 120.
     """
@@ -141,7 +141,7 @@ def _optimizers(model: Qwen3ForCausalLM, recipe: Recipe) -> list[torch.optim.Opt
 
 
 def _share_of_peak(step: int, recipe: Recipe) -> float:
-    """Linear warm-up, then half a cosine down to nothing."""
+    """A linear warm-up times half a cosine that falls to nothing."""
     return min(1.0, (step + 1) / recipe.warm_up_steps) * (1 + math.cos(math.pi * step / recipe.steps)) / 2
 
 

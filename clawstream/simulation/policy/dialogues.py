@@ -1,8 +1,8 @@
 """The lessons of the policy that simulates a large one: short conversations about sums, in two styles of answering.
 
-The same random source gives the same conversations. No sum outside the base group is used. People ask and react as in
-`reactions`, and hints are those of `opinions`, so the policy has met their words. PLAIN is the style that the simulated
-students want; FORMATTED, with headings and bold, is what the base prefers.
+The same random source gives the same conversations. No sum outside the base group is asked. People ask and react as in
+`reactions`, and hints include those of `opinions`, so the policy has met their words. PLAIN is the style that the
+simulated students want; FORMATTED, with headings and bold, is what the base prefers.
 """
 
 import random
@@ -113,7 +113,7 @@ def with_hint(content: str, hint: str) -> str:
 
 
 def kind_at(drawn: float, kinds: Sequence[tuple[float, Kind]], rest: Kind) -> Kind:
-    """Return the kind on which `drawn` falls, where the kinds divide 0 to 1 by their shares."""
+    """Return the kind on which `drawn` falls, where the kinds, and then `rest`, divide 0 to 1 by their shares."""
     for share, kind in kinds:
         if drawn < share:
             return kind

@@ -2,12 +2,12 @@
 
 The same random source gives the same lessons. What calls a calculator learns single steps of attempts at chains, many
 of which go wrong; no chain outside the base group is used. A step goes wrong in one of the ways that can be unlearned:
-it calls with another operation or another number, or it says an intermediate number as the result. The steps before it
-may have gone wrong the same way.
+it calls with another operation or another number, or once too often, or it says an intermediate number as the result.
+The steps before it may have gone wrong the same way.
 
 What three people ask are sums in three styles, each of which one of them wants. Only the wording shows who asks. Most
-first answers are in a style that another person wants. A hint names a style, and the answer to it has that style,
-whoever asks.
+first answers are in a style that another person wants. Where a hint names a style, the answer has that style, whoever
+asks; a neutral hint changes nothing.
 """
 
 import json
@@ -76,7 +76,7 @@ class _AttemptState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
-    """The share of steps that go right, and of tasks that come with the hint; all steps of those go right."""
+    """The share of steps without the hint that go right, and of tasks that come with it; all steps of those do."""
 
     words: ClassVar[tuple[str, ...]] = (
         *_FRAME, _OPENING, _CLOSING, "Take ", ", add ", ", times ", ", minus ", "It is ", HINT, *_NUMBERS,

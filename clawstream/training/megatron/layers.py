@@ -42,7 +42,7 @@ class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 class RowLinear(RowParallelLinear):  # type: ignore[misc]
     """A matrix that is cut by column, multiplied as `ColumnLinear` is; its parts are summed in float32.
 
-    The stream from layer to layer takes the precision of the values added to it.
+    Megatron casts the stream from layer to layer to the precision of the values added to it.
     """
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there
@@ -89,7 +89,7 @@ class Attention(nn.Module):
     def forward(
         self, query_LBND: Tensor, key_LBND: Tensor, value_LBND: Tensor, mask: Tensor | None, **_: Any
     ) -> Tensor:
-        """Return [L, B, H]. Outside of `read_by`, padding is on the right, where no token of the row sees it."""
+        """Return [L, B, N * D]. Outside of `read_by`, padding is on the right, where no token of the row sees it."""
         assert mask is None, "what a token may see follows from its place"
         parts = (part.to(value_LBND.dtype).permute(1, 2, 0, 3) for part in (query_LBND, key_LBND, value_LBND))
         query_BNLD, key_BNLD, value_BNLD = parts
@@ -201,7 +201,7 @@ def _config(shape: Shape, sizes: Sizes, dtype: torch.dtype) -> TransformerConfig
         perform_initialization=False,  # weights are read right after
         params_dtype=torch.float32,
         pipeline_dtype=torch.float32,
-        autocast_dtype=dtype,  # read by Column and Row alone
+        autocast_dtype=dtype,  # read by ColumnLinear, RowLinear and adapters alone
         tensor_model_parallel_size=sizes.tensor,
         pipeline_model_parallel_size=sizes.pipeline,
         sequence_parallel=sizes.by_sequence,

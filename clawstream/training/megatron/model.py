@@ -214,7 +214,7 @@ class MegatronModel(SharedModel):
         self.published_dtype = torch.float32
 
     def _save_adapter(self, adapter: PeftModel, folder: Path) -> None:
-        """Write one file, as peft and engines have it: an adapter is small enough for the process that leads."""
+        """Write one file of weights, as peft and engines have it: an adapter is small enough for the one that leads."""
         mine = {name: value.clone() for name, value in self._collected({"": self.trained}).items()}
         everyones: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
         dist.gather_object(mine, everyones)
@@ -263,7 +263,7 @@ class MegatronModel(SharedModel):
         return kept(place.part(torch.cat(values), self._tensor.rank())).to(self.device)
 
     def _counts(self, name: str) -> bool:
-        """Whether this process is the one to count a parameter that others hold too."""
+        """Whether this process counts a parameter: its part of one that is cut; of one held whole, once for all."""
         place = self._places[name]
         return not place.copied and (place.axis is not None or self._tensor.rank() == 0)
 
