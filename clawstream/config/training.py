@@ -15,6 +15,7 @@ RECIPE: Mapping[str, float | str] = {  # as in the original; its other settings 
     "rehearsal_share": 0.0,
 }
 FULL_RATE = 1e-5
+CORRECTION_EPOCHS = 4
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
 
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
@@ -84,6 +85,11 @@ class TrainingSettings(Section):
         16, ge=1, description="samples of a step, rehearsals on top; after max_wait_s it is taken on fewer"
     )
     max_wait_s: float = Field(3600.0, gt=0, description="after the oldest waiting sample; then a step takes fewer")
+    cadence: Literal["batch", "correction"] = Field(
+        "batch",
+        description="when a step is taken: batch: once batch_samples wait; with correction also as soon as a hint came "
+        "and the policy answered its prompts again, unseen, which takes seconds",
+    )
     group_wait_s: float = Field(
         1800.0,
         gt=600,  # judges say nothing new of an attempt after that
@@ -135,7 +141,11 @@ class TrainingSettings(Section):
         description="weight of an answer's thought in its loss, as no judge saw it; 0: it is not learned from",
     )
     kl: float = Field(0.02, ge=0, description="weight of the leash, the policy's divergence from the base; 0: none")
-    epochs: int = Field(1, ge=1, description="passes over each batch")
+    epochs: int = Field(
+        default_factory=lambda known: CORRECTION_EPOCHS if known.get("cadence") == "correction" else 1,
+        ge=1,
+        description="passes over each batch; where not set 1, or 4 with cadence = 'correction'",
+    )
     teacher: Literal["contrast", "reference", "ema", "current", "engine"] | None = Field(
         None,
         description="what hints are weighed by: what they change in the base (contrast); or how far the policy is from "
@@ -209,6 +219,12 @@ class TrainingSettings(Section):
                 f"teacher, and with method = {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there "
                 "is none. Leave it out, or take another method or teacher"
             )
+        if self.at_once and (self.weights[1] == 0 or self.by_engine):
+            raise ValueError(
+                f"cadence = 'correction' trains on each hint at once, with the trainer as its teacher, and with method "
+                f"= {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there is none. Leave it out, "
+                "or take another method or teacher"
+            )
         if self.refreshes and self.weights[1] == 0:
             raise ValueError(
                 f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
@@ -228,6 +244,11 @@ class TrainingSettings(Section):
         return self.teacher or usual_teacher(self.method, diverges=self.divergence_weight > 0)
 
     @property
+    def at_once(self) -> bool:
+        """Whether a correction is trained on as soon as it came."""
+        return self.cadence == "correction"
+
+    @property
     def by_engine(self) -> bool:
         """Whether the teacher is an engine, at teacher.url."""
         return self.teacher == "engine"
@@ -235,7 +256,7 @@ class TrainingSettings(Section):
     @property
     def refreshes(self) -> bool:
         """Whether prompts of the past are answered again."""
-        return self.late == "refresh" or self.answers_per_hint > 1 or self.rehearsed_share > 0
+        return self.late == "refresh" or self.answers_per_hint > 1 or self.rehearsed_share > 0 or self.at_once
 
     @property
     def rehearsed_share(self) -> float:

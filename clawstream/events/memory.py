@@ -61,7 +61,7 @@ class RehearsalAsked(SessionEvent):
     IDENTITY: ClassVar = ("turn_id", "number")
 
     turn_id: str
-    number: int  # below 0: less the version that was planned last; other answers to the prompt count from 0
+    number: int  # below 0, and equal to no other of the prompt; other answers to the prompt count from 0
     policy_id: str
     hint_id: str
     hint: str

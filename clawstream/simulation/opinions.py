@@ -97,7 +97,7 @@ class Habits:
 _OF_STUDENT = Habits(corrections=(f"{_CHECK}; plain words, all steps kept.",), inventions=HINTS[Wish.PLAIN])
 _OF_ALL = Habits(corrections=(f"{_CHECK}.",), inventions=(f"{_CHECK}.",))
 HABITS: Mapping[str, Habits] = MappingProxyType(
-    {"student": _OF_STUDENT, "all": _OF_ALL, "blocks": _OF_ALL, "unrelated": _OF_STUDENT}
+    {"student": _OF_STUDENT, "all": _OF_ALL, "blocks": _OF_ALL, "unrelated": _OF_STUDENT, "corrections": _OF_ALL}
 )
 
 

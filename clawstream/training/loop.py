@@ -144,6 +144,7 @@ class _Loop:
             return True
         if self._is_limited:
             return False
+        await self.rehearsing.ask_at_once(self._batcher.corrections)
         at_ms = _FOR_EVER_MS if self.samples.all_read else now_ms()
         batch = self._batcher.due(parent_version=self._version, now_ms=at_ms)
         self.samples.tell_dropped()
@@ -185,10 +186,10 @@ class _Loop:
 
     def _patience_s(self) -> float | None:
         """How long until a smaller batch is due, as its oldest sample waited long enough; None: none will be due."""
-        oldest_ms = self._batcher.oldest_ms
-        if oldest_ms is None or self._batcher.pending() is not None or self._is_limited:
+        due_ms = self._batcher.due_ms
+        if due_ms is None or self._batcher.pending() is not None or self._is_limited:
             return None
-        return max(0.05, self._settings.training.max_wait_s - (now_ms() - oldest_ms) / 1000)
+        return max(0.05, (due_ms - now_ms()) / 1000)
 
     def _plan(self, batch: Batch) -> BatchPlanned:
         training = self._settings.training

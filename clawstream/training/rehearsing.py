@@ -1,7 +1,8 @@
 """Keeps a policy's hint memory on the log, and asks for the answers that rehearse its hints.
 
 Hints are held before the step that is first trained on them, so no restart loses one. Rehearsals are asked for after
-each step; a restart may lose those of one step, and the next batch then has fewer.
+each step; a restart may lose those of one step, and the next batch then has fewer. Where corrections are trained on at
+once, the answers to a new hint's prompts are asked for before its step; a restart asks for the same ones again.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ from clawstream.events import BatchPlanned, HintHeld, HintRetired, Retired, Samp
 from clawstream.stream import topics
 from clawstream.stream.log import Log, of_policy
 from clawstream.stream.stage import now_ms
+from clawstream.training.batches.choosing import CORRECTION_ANSWERS, rehearsals_beside
 from clawstream.training.batches.memory import HintMemory
-from clawstream.training.batches.planning import rehearsals_beside
+
+CORRECTIONS_AT_ONCE = 4  # more wait for these, so that engines have room for people
 
 
 class Rehearsing:
@@ -25,6 +28,8 @@ class Rehearsing:
         self._memory = HintMemory()
         self._read: dict[tuple[str, int], int] = {}  # by partition, the offset that `open` read up to
         self._num_asked = rehearsals_beside(training.batch_samples, share=training.rehearsed_share)
+        self._holds = self._num_asked > 0 or training.at_once
+        self._asked_of: frozenset[str] = frozenset()  # waiting corrections whose prompts are being answered, by sample
 
     async def open(self, steps: Sequence[StepTaken]) -> None:
         """Read what is held so far; `steps` are those on the log, in order."""
@@ -45,11 +50,20 @@ class Rehearsing:
 
     async def hold(self, plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> None:
         """Write which hints of the plan's samples are held from now on."""
-        events = self._memory.to_hold(plan, samples, now_ms=now_ms()) if self._num_asked else []
+        events = self._memory.to_hold(plan, samples, now_ms=now_ms()) if self._holds else []
         if events:
             await self._log.append(events)
         for event in events:
             self._memory.learn(event)
+
+    async def ask_at_once(self, corrections: Sequence[SampleAssembled]) -> None:
+        """Ask for answers to the prompts of these waiting corrections, of a few at a time, and of each once."""
+        asked = self._asked_of & {one.sample_id for one in corrections}
+        new = [one for one in corrections if one.sample_id not in asked][: CORRECTIONS_AT_ONCE - len(asked)]
+        asks = [ask for one in new for ask in self._memory.to_correct(one, CORRECTION_ANSWERS, now_ms=now_ms())]
+        if asks:
+            await self._log.append(asks)
+        self._asked_of = asked.union(one.sample_id for one in new)
 
     async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
         """Ask for the next batch's rehearsals after the plan's step; None: the step was rejected."""

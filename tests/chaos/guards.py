@@ -83,7 +83,8 @@ def _commit_what_was_read() -> None:
 
 
 def _take_samples_again() -> None:
-    from clawstream.training.batches.planning import Arrival, Batcher, DropReason
+    from clawstream.training.batches.choosing import Arrival
+    from clawstream.training.batches.planning import Batcher, DropReason
 
     def receive(self: Batcher, arrival: Arrival, own: Any = Batcher.receive) -> DropReason | None:
         self._taken.discard(arrival.sample.sample_id)

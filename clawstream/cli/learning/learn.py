@@ -14,6 +14,7 @@ from rich.markup import escape
 from clawstream.cli.learning.progress import shown, waiting
 from clawstream.cli.process import Context, hide_torch, log_to_stderr
 from clawstream.config import Settings
+from clawstream.config.training import CORRECTION_EPOCHS
 from clawstream.errors import ConfigError
 from clawstream.local.servers.jars import refuse_what_is_missing
 from clawstream.locks import locked
@@ -28,13 +29,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ADAPTER_RATE, FULL_RATE = 1.5e-3, 3e-4
+EPOCHS = 3
 _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
 
 # all: three kinds of people in one stream; blocks: the same, one kind after the other; unrelated: students, who then
-# speak of something else; tools: agents with a calculator.
-LearnScenario = Literal["all", "student", "blocks", "unrelated", "tools"]
+# speak of something else; corrections: students, one session at a time; tools: agents with a calculator.
+LearnScenario = Literal["all", "student", "blocks", "unrelated", "corrections", "tools"]
 # hard: it seldom answers as people want; tools: it calls a calculator, and seldom finishes; own: engine.model_path of
 # the settings, with their engines, judge and trainer.
 LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
@@ -65,7 +67,8 @@ def learn(
         LearnScenario,
         typer.Option(
             help="Who talks to the policy: student, or all, three kinds of people in one stream; blocks: the three one "
-            "after the other; unrelated: a student who then speaks of something else; tools: agents."
+            "after the other; unrelated: a student who then speaks of something else; corrections: a student, each of "
+            "whose corrections is trained on at once; tools: agents."
         ),
     ] = "all",
     base: Annotated[
@@ -87,7 +90,7 @@ def learn(
         int | None,
         typer.Option(
             help="Weight updates of each run, by default 16; with blocks, of all blocks together, by default 30; with "
-            "unrelated, without the last four; with tools, rounds of 96 steps.",
+            "unrelated, without the last four; with corrections 3; with tools, rounds of 96 steps.",
             min=1,
         ),
     ] = None,
@@ -95,7 +98,9 @@ def learn(
         float | None,
         typer.Option(help="At the beginning of each run; by default 1.5e-3 for adapters, else 3e-4.", min=0),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over each batch.", min=1)] = 3,
+    epochs: Annotated[
+        int | None, typer.Option(help="Passes over each batch, by default 3; with corrections at most 4.", min=1)
+    ] = None,
     answers_per_hint: Annotated[
         int, typer.Option(help="Answers that a hint scores, the turn's own included.", min=1, max=64)
     ] = 1,
@@ -226,7 +231,8 @@ def learn(
         policy, base_sha = _built(settings, policy_base)
         like = Cell(
             scenario=scenario, base=policy_base, base_sha=base_sha, problems_sha=people.sha,
-            method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate, epochs=epochs,
+            method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate,
+            epochs=epochs or (CORRECTION_EPOCHS if cast.one_by_one else EPOCHS),
             answers_per_hint=answers_per_hint, w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
         )  # fmt: skip

@@ -183,7 +183,7 @@ def _lasting(found: Sequence[Lasting]) -> Table:
         title_justify="left",
     )
     talkers = [block.talker for block in found[0].blocks if any(block.talker in one.scores for one in found)]
-    for name in ("", "seeds", *talkers, "kept", "newest"):
+    for name in ("", "seeds", *talkers, "kept", "newest", "others lost"):
         table.add_column(name, justify="right" if name else "left")
     for one in found:
         last = one.blocks[-1].end
@@ -193,7 +193,7 @@ def _lasting(found: Sequence[Lasting]) -> Table:
             for who in talkers
             for of_who in [one.scores.get(who, {})]
         ]
-        shares = ["-" if mean is None else _interval(mean) for mean in (one.kept, one.newest)]
+        shares = ["-" if mean is None else _interval(mean) for mean in (one.kept, one.newest, one.others_lost)]
         table.add_row(one.name, str(one.num_seeds), *scores, *shares)
     return table
 

@@ -79,6 +79,10 @@ def _outcome(
         refusals=counts.refusals,
         correction_to_policy_s=statistics.median(took_s) if took_s else None,
         correction_to_policy_p90_s=at_share(took_s, 0.9) if took_s else None,
+        correction_to_served_s=statistics.median(counts.correction_to_served_s)
+        if counts.correction_to_served_s
+        else None,
+        correction_to_served_max_s=max(counts.correction_to_served_s, default=None),
         steps=tuple(update_of(step, update) for update, step in enumerate(record.steps, 1)),
         rejected=record.num_rejected,
         at_flip=at_flip,

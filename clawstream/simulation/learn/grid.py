@@ -85,7 +85,8 @@ class Cell:
     @property
     def training(self) -> dict[str, Any]:
         names = [name for name in TRAINING if name != "teacher" or self.taught_by == self.teacher]
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        cadence = {"cadence": "correction"} if CASTS[self.scenario].one_by_one else {}
+        return {name: value for name in names if (value := getattr(self, name)) is not None} | cadence
 
     @property
     def taught_by(self) -> str | None:

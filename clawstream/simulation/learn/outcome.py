@@ -58,6 +58,8 @@ class CellOutcome:
     refusals: Mapping[str, int]  # by reason
     correction_to_policy_s: float | None  # median; None: nobody asked again after a correction
     correction_to_policy_p90_s: float | None
+    correction_to_served_s: float | None = None  # median, asked again or not; None, here and below: none was served
+    correction_to_served_max_s: float | None = None
     steps: tuple[StepFigures, ...]
     run_s: float
     code: str  # of the package that ran it
@@ -73,7 +75,8 @@ _OF_CELL = (
 )  # fmt: skip
 _OF_OUTCOME = (
     "rejected", "requests_failed", "environment_steps", "turns", "samples", "corrections", "refusals",
-    "correction_to_policy_s", "correction_to_policy_p90_s", "run_s", "code",
+    "correction_to_policy_s", "correction_to_policy_p90_s", "correction_to_served_s", "correction_to_served_max_s",
+    "run_s", "code",
 )  # fmt: skip
 
 
@@ -139,6 +142,7 @@ class ReportRow:
             "blocks": {block.talker: block.end for block in cell.blocks} or None,
             "kept": kept(cell.blocks, self.by_person()),
             "newest": newest(cell.blocks, self.by_person()),
+            "others_lost": others_lost(cell.blocks, self.by_person()),
             "rejected_share": self.rejected_share(cell.updates),
             "loss_tokens": sum(step.loss_tokens for step in outcome.steps),
             "kl": None if last is None else last.kl,
@@ -180,6 +184,18 @@ def kept(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) 
 def newest(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) -> float | None:
     """Return the last talker's score at the end; None: that person has no score, or there are no blocks."""
     return by_person.get(blocks[-1].end, {}).get(blocks[-1].talker) if blocks else None
+
+
+def others_lost(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) -> float | None:
+    """Return how much lower the scores of people who never talked are at the end than the base's: the mean over them.
+
+    None: everybody talked, or no score is known.
+    """
+    if not blocks or not {0, blocks[-1].end} <= by_person.keys():
+        return None
+    base, last = by_person[0], by_person[blocks[-1].end]
+    silent = base.keys() & last.keys() - {block.talker for block in blocks}
+    return fmean(base[who] - last[who] for who in silent) if silent else None
 
 
 def update_of(step: StepTaken, update: int) -> StepFigures:

@@ -14,7 +14,7 @@ from typing import Any
 
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import ANEW_WITHIN
-from clawstream.simulation.learn.outcome import Reference, ReportRow, StepFigures, kept, newest
+from clawstream.simulation.learn.outcome import Reference, ReportRow, StepFigures, kept, newest, others_lost
 from clawstream.simulation.runs.scenarios import CASTS, Block
 
 LAST_BELOW_BEST = 0.06
@@ -169,7 +169,8 @@ class Lasting:
     blocks: tuple[Block, ...]
     scores: Mapping[str, Mapping[int, Mean]]  # by person and update
     kept: Mean | None
-    newest: Mean | None  # None, here and above: no run has one
+    newest: Mean | None
+    others_lost: Mean | None  # None, here and above: no run has one
     num_seeds: int
 
 
@@ -249,6 +250,7 @@ def _lasting(rows: Sequence[ReportRow]) -> Lasting:
     people = [block.talker for block in cell.blocks if block.talker in scored]
     all_kept = [share for each in found if (share := kept(cell.blocks, each)) is not None]
     all_newest = [score for each in found if (score := newest(cell.blocks, each)) is not None]
+    all_lost = [loss for each in found if (loss := others_lost(cell.blocks, each)) is not None]
     return Lasting(
         name=cell.arm if cell.control is None else f"{cell.arm}, {cell.control.value}",
         blocks=cell.blocks,
@@ -262,6 +264,7 @@ def _lasting(rows: Sequence[ReportRow]) -> Lasting:
         },
         kept=mean_of(all_kept, bounds=(0.0, inf)) if all_kept else None,
         newest=mean_of(all_newest) if all_newest else None,
+        others_lost=mean_of(all_lost, bounds=(-1.0, 1.0)) if all_lost else None,
         num_seeds=len(rows),
     )
 

@@ -67,6 +67,18 @@ FROM corrections AS c
 JOIN first_answers AS f USING (policy_version)
 WHERE f.first_token_at_ms IS NOT NULL
 """
+# From the same corrections to the first engine that served a policy that learned from them.
+_CORRECTION_TO_SERVED = """
+SELECT ((SELECT min(a.activated_at_ms) FROM activations AS a WHERE a.policy_version >= b.policy_version)
+        - e.received_at_ms) / 1000.0 AS s
+FROM batches AS b
+JOIN steps USING (policy_id, policy_version)
+CROSS JOIN LATERAL unnest(b.sample_ids) AS planned (sample_id)
+JOIN samples AS s ON s.sample_id = planned.sample_id AND (s.total_reward < 0 OR s.hint IS NOT NULL)
+    AND s.refreshed_id IS NULL
+JOIN turns AS t ON t.turn_id = s.turn_id AND t.kind = 'paired'
+JOIN exchanges AS e ON e.exchange_id = t.next_exchange_id
+"""
 JAVA = "java"  # the broker's process, which is not counted
 MEASURED_EVERY_S = 2.0
 
@@ -85,6 +97,7 @@ class Counts:
     interactions: Mapping[int, int]  # answers that people had got, by the version whose batch was planned then
     exchange_to_row_ms: tuple[float, ...]
     correction_to_policy_s: tuple[float, ...]  # of corrections that were trained on, where people asked again
+    correction_to_served_s: tuple[float, ...] = ()  # of all that were trained on
 
 
 async def counted(running: Installation) -> Counts:
@@ -112,6 +125,9 @@ def _counts(url: str) -> Counts:
         interactions={row["policy_version"]: row["interactions"] for row in versions},
         exchange_to_row_ms=tuple(float(str(row["ms"])) for row in rows_of(url, _EXCHANGE_TO_ROW)),
         correction_to_policy_s=tuple(float(str(row["s"])) for row in rows_of(url, _CORRECTION_TO_POLICY)),
+        correction_to_served_s=tuple(
+            float(str(row["s"])) for row in rows_of(url, _CORRECTION_TO_SERVED) if row["s"] is not None
+        ),
     )
 
 

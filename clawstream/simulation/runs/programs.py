@@ -262,7 +262,7 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
     at most one sample. So no more batches are planned than are missing. Raises PartUnavailable where too few batches
     come about.
     """
-    enough = cast.batch_samples
+    enough = 1 if cast.one_by_one else cast.batch_samples
     while (missing := target - watch.updates) > 0:
         planned, num_asked = watch.num_planned, 0
         is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of what is left over
@@ -285,7 +285,8 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
             await watch.until_settled()
         else:
             await quiet(cast, watch, log)
-        enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
+        if not cast.one_by_one:
+            enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
 
 
 async def _held(num_sessions: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch) -> None:

@@ -83,6 +83,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
         "student": Scenario(personas=(STUDENT,), hint_share=1.0, num_scored=200, num_scored_wordings=1),
         "all": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
         "blocks": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=0.5, num_scored=NUM_SCORED),
+        "corrections": Scenario(personas=(STUDENT, TEACHER, TA), hint_share=1.0, num_scored=NUM_SCORED),
         "unrelated": Scenario(personas=(STUDENT,), hint_share=1.0, num_scored=200, speaks_of_else=True),
     }
 )
@@ -201,6 +202,7 @@ class ScenarioPrograms:
     updates: int = 16  # by default, without the `unrelated_updates`
     talkers: tuple[str, ...] = ()  # who talks one after the other; none: all in one stream
     unrelated_updates: int = 0  # of the last talker, who teaches nothing that is scored; 0: there is none
+    one_by_one: bool = False  # a session at a time, and each correction is trained on at once
     scored_after: tuple[int, ...] = ()  # which updates of the last talker are scored beside their last
     controls: Mapping[Control, tuple[str, ...]]  # the methods that each control changes
     silenced: Mapping[Control, tuple[str, ...]]  # the methods that a control leaves nothing to learn from
@@ -224,6 +226,14 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
             _PEOPLE,
             updates=30,
             talkers=("student", "teacher", "ta"),
+            silenced=MappingProxyType({}),
+        ),
+        "corrections": ScenarioPrograms(
+            methods=_OF_HINTS,
+            talkers=("student",),
+            one_by_one=True,
+            updates=3,
+            controls=MappingProxyType({Control.FROZEN: _OF_HINTS}),
             silenced=MappingProxyType({}),
         ),
         "unrelated": ScenarioPrograms(

@@ -32,7 +32,8 @@ from clawstream.stream.log import Arrived, Log, PartitionId, Undecodable, of_pol
 from clawstream.stream.stage import HEARD_MS, Record
 from clawstream.stream.topics import replay_topic
 from clawstream.training.batches.bookmark import Bookmark, Horizon
-from clawstream.training.batches.planning import Arrival, Batcher, BatchRules, DropReason
+from clawstream.training.batches.choosing import Arrival, BatchRules
+from clawstream.training.batches.planning import Batcher, DropReason
 from clawstream.training.batches.progress import PolicyProgress, publication, resume_offsets
 from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.trainable import ModelLimits
@@ -171,7 +172,7 @@ class Following:
         self.replay = replay
         these = rules(self._settings, of=of, limits=self._limits)
         if not self.is_live:
-            these = replace(these, refreshes=False)  # engines serve only the policy of the live samples
+            these = replace(these, refreshes=False, at_once=False)  # engines serve only the live samples' policy
         self.batcher = Batcher(
             these, self._progress.plans, executed_version=executed_version, rejected=self._progress.rejected
         )
@@ -318,4 +319,5 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> BatchRules:
         rehearsal_share=training.rehearsed_share,
         max_unsettled_ms=HEARD_MS + round(training.group_wait_s * 1000) if grouped else None,
         limits=limits,
+        at_once=training.at_once,
     )

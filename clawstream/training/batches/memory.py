@@ -7,7 +7,7 @@ of hints that had none for long.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from operator import itemgetter
 from typing import TypeVar
@@ -20,6 +20,7 @@ from clawstream.events import (
     Rehearsed,
     Retired,
     SampleAssembled,
+    TokenIds,
     hint_id_of,
 )
 from clawstream.events.base import derived_id
@@ -96,7 +97,7 @@ class HintMemory:
         held = [
             event
             for sample in samples
-            if (event := _held(plan, sample, now_ms)) is not None
+            if (event := _held(sample, plan.policy_id, plan.policy_version, now_ms)) is not None
             and event.sample_id not in self._known
             # A further answer to a turn is no new saying.
             and (sample.refreshed_id is None or (event.hint_id, event.turn_id) not in self._said)
@@ -128,6 +129,21 @@ class HintMemory:
             hint.since_round = self._round
             asked[prompt.turn_id] = _asked(prompt, version, now_ms)
         return list(asked.values())
+
+    def to_correct(self, sample: SampleAssembled, count: int, *, now_ms: int) -> list[RehearsalAsked]:
+        """Return `count` requests for answers to prompts with the sample's hint; none if the hint can't be rehearsed.
+
+        The prompts are the sample's own and the newest others under its key that hints were said of, in turn. The same
+        sample gives the same requests as long as nothing new is held.
+        """
+        own = _held(sample, sample.policy_id, 0, now_ms)
+        if own is None:
+            return []
+        others = [one for hint in self._hints.values() for one in hint.prompts if one.key_name == own.key_name]
+        newest = sorted({one.turn_id: one for one in others}.values(), key=lambda one: one.held_at_ms, reverse=True)
+        moved = (_with_hint(own, one) for one in newest if one.turn_id != own.turn_id)
+        prompts = [own, *islice((one for one in moved if one is not None), count - 1)]
+        return [_asked_at_once(prompts[n % len(prompts)], own.sample_id, n, now_ms) for n in range(count)]
 
     @property
     def held(self) -> tuple[HeldHint, ...]:
@@ -179,14 +195,14 @@ def _by_turns(longest_ago: Sequence[_Hint], most_open: Sequence[_Hint]) -> list[
     return list(found.values())
 
 
-def _held(plan: BatchPlanned, sample: SampleAssembled, now_ms: int) -> HintHeld | None:
+def _held(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) -> HintHeld | None:
     """Return the event that holds the sample's hint; None: it has none, or its answers are not the policy's own."""
     hint, hinted_ids = sample.hint, sample.hinted_prompt_ids
     if hint is None or hinted_ids is None or sample.hint_id is not None or not sample.sampling.of_the_policy:
         return None
     return HintHeld(
-        policy_id=plan.policy_id,
-        hint_id=hint_id_of(plan.policy_id, sample.key_name, hint),
+        policy_id=policy_id,
+        hint_id=hint_id_of(policy_id, sample.key_name, hint),
         hint=hint,
         hint_by_person=sample.hint_by_person,
         key_name=sample.key_name,
@@ -197,17 +213,47 @@ def _held(plan: BatchPlanned, sample: SampleAssembled, now_ms: int) -> HintHeld 
         hinted_prompt_ids=hinted_ids,
         sampling=sample.sampling,
         num_earlier_turns=sample.num_earlier_turns,
-        policy_version=plan.policy_version,
+        policy_version=version,
         held_at_ms=now_ms,
     )
 
 
+def _with_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
+    """Return the other prompt with `own`'s hint in place of its own; None: that can't be done token by token."""
+    place, hint_ids = _insertion(own)
+    there, _ = _insertion(other)
+    if place is None or there is None:
+        return None
+    hinted = (*other.prompt_ids[:there], *hint_ids, *other.prompt_ids[there:])
+    said = {name: getattr(own, name) for name in ("hint_id", "hint", "hint_by_person")}
+    return replace(other, hinted_prompt_ids=hinted, **said)
+
+
+def _insertion(prompt: HintHeld) -> tuple[int | None, TokenIds]:
+    """Return where in the prompt its hint stands, and the hint's tokens; None: other tokens differ as well."""
+    plain, hinted = prompt.prompt_ids, prompt.hinted_prompt_ids
+    differs = (n for n, (one, other) in enumerate(zip(plain, hinted, strict=False)) if one != other)
+    place = next(differs, len(plain))
+    end = len(hinted) - (len(plain) - place)
+    return (place, hinted[place:end]) if end > place and hinted[end:] == plain[place:] else (None, ())
+
+
+def _asked_at_once(prompt: HintHeld, sample_id: str, number: int, now_ms: int) -> RehearsalAsked:
+    name = derived_id("correction", sample_id, number)
+    return _request(prompt, session_id=name, number=-1 - int(name[:7], 16), now_ms=now_ms)
+
+
 def _asked(prompt: HintHeld, version: int, now_ms: int) -> RehearsalAsked:
+    name = derived_id("rehearsal", prompt.turn_id, version)
+    return _request(prompt, session_id=name, number=-version, now_ms=now_ms)
+
+
+def _request(prompt: HintHeld, *, session_id: str, number: int, now_ms: int) -> RehearsalAsked:
+    """Return the request, in a session of its own: with another's record no stage would forget the prompt's session."""
     return RehearsalAsked(
-        # A session of its own: another record of the prompt's session would keep all stages from forgetting it.
-        session_id=derived_id("rehearsal", prompt.turn_id, version),
+        session_id=session_id,
         turn_id=prompt.turn_id,
-        number=-version,
+        number=number,
         policy_id=prompt.policy_id,
         hint_id=prompt.hint_id,
         hint=prompt.hint,

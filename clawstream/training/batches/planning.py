@@ -8,15 +8,15 @@ the later revision, so a restart reads it again.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
-from math import ceil
 from typing import TypeVar
 
 from clawstream.events import NOBODY, BatchPlanned, GroupSettled, PlannedTurn, SampleAssembled, TopicOffset
+from clawstream.training.batches.choosing import Arrival, BatchRules, choose, corrects, due_ms
 from clawstream.training.batches.progress import first_plans, versions_behind
-from clawstream.training.batches.trainable import ModelLimits, SettledGroups, flaw, hint_counts
+from clawstream.training.batches.trainable import SettledGroups, flaw, hint_counts
 
 REHEARSED_WITHIN_VERSIONS = 1  # a rehearsal is of today's policy: an older one is dropped
 T = TypeVar("T")
@@ -39,42 +39,6 @@ class DropReason(StrEnum):
     LEFT_OUT = "left_out"  # its group was settled without it
     UNSETTLED = "unsettled"  # it waited too long for its group to be settled
     UNTRAINABLE = "untrainable"  # no step can be taken on it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
-    """A sample as it was read from the log."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int  # when the broker appended it
-    sample: SampleAssembled
-    waits_since_ms: int | None = None  # since when the revision that it replaced waited; None: it replaced none
-    again: bool = False  # it was set aside and is used after all: its offset doesn't say how far was read
-
-    @property
-    def since_ms(self) -> int:
-        """When the sample, or the first revision that it replaced, began to wait."""
-        return self.timestamp_ms if self.waits_since_ms is None else self.waits_since_ms
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchRules:
-    """When a batch is made, and from what."""
-
-    policy_id: str
-    batch_samples: int = 16  # rehearsals come on top
-    rehearsal_share: float = 0.0  # of a batch, at most, rounded up to a whole rehearsal
-    max_wait_ms: int = 3_600_000  # once the oldest sample waited so long, a smaller batch is made
-    max_versions_behind: int | None = None  # None: however old
-    rewards_count: bool = True
-    hints_count: bool = True
-    by_engine: bool = False  # an engine is the teacher, and a hint without the engine's scores doesn't count
-    grouped: bool = False  # whole groups are trained on, each sample by its advantage
-    refreshes: bool = False  # the prompt of a late sample with a hint is answered again
-    max_unsettled_ms: int | None = None  # how long a sample waits for its group's settlement; None: for ever
-    limits: ModelLimits = field(default_factory=ModelLimits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,17 +165,13 @@ class Batcher:
         self._drop_old(parent_version, now_ms)
         if self._pending or not self._waiting:
             return None
-        at_most, long_ago_ms = self._rules.batch_samples, now_ms - self._rules.max_wait_ms
         if self._rules.grouped:
-            advantages = self._groups.choose(self._waiting, at_most=at_most, settled_before_ms=long_ago_ms)
+            advantages = self._groups.choose(
+                self._waiting, at_most=self._rules.batch_samples, settled_before_ms=now_ms - self._rules.max_wait_ms
+            )
             return None if advantages is None else self._batch(advantages, tuple(advantages.values()))
-        fresh = [name for name, arrival in self._waiting.items() if arrival.sample.hint_id is None]
-        if not fresh or (len(fresh) < at_most and all(self._waiting[name].since_ms > long_ago_ms for name in fresh)):
-            return None
-        taken = fresh[:at_most]
-        rehearsals = [name for name, arrival in self._waiting.items() if arrival.sample.hint_id is not None]
-        num_rehearsals = rehearsals_beside(len(taken), share=self._rules.rehearsal_share)
-        return self._batch([*taken, *rehearsals[-num_rehearsals:]] if num_rehearsals else taken)
+        chosen = choose(self._waiting, self._rules, now_ms=now_ms)
+        return self._batch(chosen) if chosen else None
 
     def plan(self, plan: BatchPlanned) -> None:
         """Note that the plan is on the log: it is to be executed, and its samples are taken."""
@@ -245,11 +205,17 @@ class Batcher:
         return len(self._waiting)
 
     @property
-    def oldest_ms(self) -> int | None:
-        """When the oldest waiting sample (no rehearsal) began to wait, or its group was settled; None: none waits."""
+    def corrections(self) -> tuple[SampleAssembled, ...]:
+        """The waiting samples whose hints are trained on at once, in order of arrival."""
+        return tuple(one.sample for one in self._waiting.values() if corrects(one.sample, self._rules))
+
+    @property
+    def due_ms(self) -> int | None:
+        """When a batch is due of what waits, if nothing more comes; None: none will be."""
         if self._rules.grouped:
-            return self._groups.oldest_ms(self._waiting)
-        return min((a.since_ms for a in self._waiting.values() if a.sample.hint_id is None), default=None)
+            settled_ms = self._groups.oldest_ms(self._waiting)
+            return None if settled_ms is None else settled_ms + self._rules.max_wait_ms
+        return due_ms(self._waiting, self._rules)
 
     def _refusal(self, sample: SampleAssembled) -> DropReason | None:
         rules = self._rules
@@ -355,11 +321,6 @@ class Batcher:
             TopicOffset(topic=topic, partition=partition, next_offset=offset)
             for (topic, partition), offset in sorted(next_offsets.items())
         )
-
-
-def rehearsals_beside(num_fresh: int, *, share: float) -> int:
-    """Return how many rehearsals a batch may have beside so many other samples, to be `share` of the whole."""
-    return ceil(num_fresh * share / (1 - share) - 1e-9)  # 3 at a share of .4 are 2.0000000000000004
 
 
 def turn_of(sample: SampleAssembled) -> PlannedTurn:

@@ -14,7 +14,8 @@ from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, expir
 from clawstream.stream.log import Arrived, Log, Undecodable
 from clawstream.stream.quarantine import Quarantine
 from clawstream.stream.runner.breaker import FailureRate, flooded
-from clawstream.training.batches.planning import Arrival, Batcher, DropReason
+from clawstream.training.batches.choosing import Arrival
+from clawstream.training.batches.planning import Batcher, DropReason
 
 GROUP = "train"
 RETRY_S = 0.25

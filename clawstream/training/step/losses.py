@@ -180,6 +180,7 @@ class LossSums:
     kl_sum: float = 0.0  # of tokens
     behaviour_kl_sum: float = 0.0  # of tokens
     entropy_sum: float = 0.0  # of tokens
+    moved_sum: float = 0.0  # of tokens: the divergence of the policy before the update from the one now (k3), nats
 
     def __add__(self, other: "LossSums") -> "LossSums":
         return LossSums(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
@@ -198,12 +199,12 @@ class LossFigures:
     entropy_nats: float | None  # per token, of the policy in the first epoch
 
 
-def figures(steps: Sequence[LossSums], objective: Objective, *, epochs: int = 1) -> LossFigures:
+def figures(steps: Sequence[LossSums], objective: Objective) -> LossFigures:
     """Return the means over all steps of an update, each with its parts added up.
 
-    Tokens and entropy are of the first epoch alone: later epochs see answers that were already learned from.
+    Tokens and entropy are of the first step alone: later ones see answers that were already learned from.
     """
-    whole, first = sum(steps, LossSums()), sum(steps[: len(steps) // epochs], LossSums())
+    whole, first = sum(steps, LossSums()), sum(steps[:1], LossSums())
     some = whole.num_tokens > 0
     return LossFigures(
         num_tokens=first.num_tokens,
@@ -235,7 +236,7 @@ def policy_loss(
     if beside_BT is not None:
         loss_BT = loss_BT + beside_BT
     kl_BT = _leash(new_BT, ratio_BT, known, objective)
-    return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective, ratio_BT=ratio_BT, clipped_BT=clipped_BT)
+    return _summed(loss_BT, kl_BT, ratio_BT, known, kept_BT, trained_BT, objective, clipped_BT=clipped_BT)
 
 
 def distillation_loss(
@@ -252,8 +253,9 @@ def distillation_loss(
     kept_BT = _finite(logp_new_BT, known, objective) & known_BT & trained_BT
     new_BT, known = _zero_unless(kept_BT, logp_new_BT), known.zero_unless(kept_BT)
     loss_BT = weight * divergence_where(kept_BT, top_new_BTK, top_teacher_BTK, direction=objective.divergence)
-    kl_BT = _leash(new_BT, _ratio(new_BT, known.old), known, objective)
-    return _summed(loss_BT, kl_BT, known, kept_BT, trained_BT, objective)
+    ratio_BT = _ratio(new_BT, known.old)
+    kl_BT = _leash(new_BT, ratio_BT, known, objective)
+    return _summed(loss_BT, kl_BT, ratio_BT, known, kept_BT, trained_BT, objective)
 
 
 def divergence_where(
@@ -331,21 +333,24 @@ def _leash(new_BT: Tensor, ratio_BT: Tensor, known: LogProbs, objective: Objecti
 
 
 def _summed(
-    loss_BT: Tensor, kl_BT: Tensor, known: LogProbs, kept_BT: Tensor, trained_BT: Tensor, objective: Objective, *,
-    ratio_BT: Tensor | None = None, clipped_BT: Tensor | None = None,
+    loss_BT: Tensor, kl_BT: Tensor, ratio_BT: Tensor, known: LogProbs, kept_BT: Tensor, trained_BT: Tensor,
+    objective: Objective, *, clipped_BT: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:  # fmt: skip
     """Return the sum of loss and leash over the tokens kept, and the tally."""
     total = _sum(_zero_unless(kept_BT, loss_BT + objective.kl * kl_BT), kept_BT)
+    moved_BT = ratio_BT.detach()
+    k3_BT = moved_BT - 1 - moved_BT.clamp(min=1e-30).log()
     return total, LossSums(
         num_sequences=int(kept_BT.any(1).sum()),
         num_tokens=int(kept_BT.sum()),
         num_tokens_dropped=int((trained_BT & ~kept_BT).sum()),
         num_clipped=0 if clipped_BT is None else int((kept_BT & clipped_BT).sum()),
-        num_moved=int((kept_BT & (ratio_BT != 1)).sum()) if ratio_BT is not None and objective.clips else 0,
+        num_moved=int((kept_BT & (ratio_BT != 1)).sum()) if clipped_BT is not None and objective.clips else 0,
         loss_sum=float(total.detach()),
         kl_sum=float(_zero_unless(kept_BT, kl_BT.detach()).sum()),
         behaviour_kl_sum=float((known.sampled - known.old).sum()),
         entropy_sum=0.0 if known.entropy is None else float(known.entropy.sum()),
+        moved_sum=float(_zero_unless(kept_BT, k3_BT).sum()),
     )
 
 

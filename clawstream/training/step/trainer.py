@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.1  # of AdamW, for matrices alone
 MAX_GRAD_NORM = 1.0  # longer gradients are clipped to this, so that one odd batch moves the policy no further
+CORRECTION_KL_NATS = 0.05  # a token; half of what the gate lets a step move the policy
 EMA_DECAY = 0.99  # the share of the teacher's moving average that stays at each step; half is new after 69 steps
 
 
@@ -120,7 +121,7 @@ class Trainer:
             num_samples=len(samples),
             num_hinted=sum(hint_counts(s, by_engine=settings.by_engine) for s in samples),
             num_rewarded=len(rewards),
-            loss=figures(taken.tallies, self._loss.objective, epochs=settings.epochs),
+            loss=figures(taken.tallies, self._loss.objective),
             mean_gap_nats=mean_gap,
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
             grad_norm=max(taken.grad_norms, default=None),
@@ -154,10 +155,16 @@ class Trainer:
         )  # fmt: skip
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
-        """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped."""
+        """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped.
+
+        A single correction is passed over until it moved the policy by `CORRECTION_KL_NATS`, `num_steps` times at most.
+        """
         taken = _Taken([], {}, [])
         for _ in range(num_steps):
             tally, gaps = self._accumulate(scored)
+            if self._settings.at_once and tally.moved_sum > CORRECTION_KL_NATS * tally.num_tokens:
+                self._forget_gradients()
+                break
             if tally.num_tokens:
                 if gate is not None and not taken.grad_norms:
                     gate.look_ahead(rate)

@@ -25,14 +25,8 @@ from clawstream.events import (
 from clawstream.inference.judge_client import DEADLINE_S
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import HEARD_MS
-from clawstream.training.batches.planning import (
-    Arrival,
-    Batch,
-    Batcher,
-    BatchRules,
-    DropReason,
-    turn_of,
-)
+from clawstream.training.batches.choosing import Arrival, BatchRules
+from clawstream.training.batches.planning import Batch, Batcher, DropReason, turn_of
 from clawstream.training.batches.progress import resume_offsets
 from clawstream.training.batches.trainable import SettledGroups
 from clawstream.training.step.trainer import Trainer
@@ -189,9 +183,9 @@ def test_a_group_larger_than_a_batch_makes_a_larger_batch() -> None:
 
 def test_a_smaller_batch_is_due_once_its_group_was_settled_long_enough_ago() -> None:
     batcher = batcher_of(step_of(0, 0))
-    assert batcher.oldest_ms is None
+    assert batcher.due_ms is None
     batcher.learn(settled(0, 1), 500)
-    assert batcher.oldest_ms == 500
+    assert batcher.due_ms == 500 + RULES.max_wait_ms
     assert batcher.due(parent_version=0, now_ms=1499) is None
     assert batcher.due(parent_version=0, now_ms=1500) is not None
 
@@ -200,7 +194,7 @@ def test_a_sample_that_is_missing_once_all_is_read_is_never_trained_on() -> None
     batcher = batcher_of(step_of(0, 0), step_of(0, 1))
     batcher.learn(settled(0, 3), 0)
     assert batcher.due(parent_version=0, now_ms=LATE_MS) is None
-    assert batcher.oldest_ms is None
+    assert batcher.due_ms is None
     batcher.read_past(["g0"])
     batch = batcher.due(parent_version=0, now_ms=1000)
     assert batch is not None

@@ -142,7 +142,7 @@ def test_tokens_and_entropy_are_of_one_epoch_and_other_means_are_over_all() -> N
     first = LossSums(num_sequences=1, num_tokens=4, num_tokens_dropped=1, loss_sum=1.0, entropy_sum=2.0)
     second = replace(first, loss_sum=3.0, num_clipped=2, num_moved=4, entropy_sum=0.4)
 
-    found = figures([first, second], Objective(), epochs=2)
+    found = figures([first, second], Objective())
 
     assert (found.num_tokens, found.num_tokens_dropped, found.entropy_nats) == (4, 1, 0.5)
     assert (found.loss_nats, found.clipped_share) == (2.0, 0.25)

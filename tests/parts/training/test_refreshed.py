@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from clawstream.config import TrainingSettings
 from clawstream.events import NOBODY, BatchPlanned, RefreshAsked, SampleAssembled, Sampling
-from clawstream.training.batches.planning import Arrival, Batcher, DropReason
+from clawstream.training.batches.choosing import Arrival
+from clawstream.training.batches.planning import Batcher, DropReason
 from clawstream.training.batches.progress import resume_offsets
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny

@@ -33,7 +33,8 @@ from clawstream.refresh.stage import refresh_stage
 from clawstream.samples.joining import SampleRules
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.topics import MEMORY
-from clawstream.training.batches.planning import Batch, Batcher, BatchRules, DropReason, rehearsals_beside
+from clawstream.training.batches.choosing import BatchRules, rehearsals_beside
+from clawstream.training.batches.planning import Batch, Batcher, DropReason
 from clawstream.training.rehearsing import Rehearsing
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
@@ -79,7 +80,7 @@ def test_rehearsals_alone_make_no_batch_however_long_they_wait() -> None:
     batcher = Batcher(RULES)
     for number in range(5):
         batcher.receive(of(rehearsal(f"r{number}")))
-    assert batcher.oldest_ms is None
+    assert batcher.due_ms is None
     assert batcher.due(parent_version=0, now_ms=10**9) is None
     batcher.receive(of(tiny.sample("a")))
     batch = batcher.due(parent_version=0, now_ms=10**9)

@@ -10,14 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import NOBODY, BatchPlanned, SampleAssembled
-from clawstream.training.batches.planning import (
-    Arrival,
-    Batch,
-    Batcher,
-    BatchRules,
-    DropReason,
-    turn_of,
-)
+from clawstream.training.batches.choosing import Arrival, BatchRules
+from clawstream.training.batches.planning import Batch, Batcher, DropReason, turn_of
 from clawstream.training.batches.progress import resume_offsets
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny

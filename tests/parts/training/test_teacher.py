@@ -24,8 +24,9 @@ from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.servers.server_process import reserved
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage
-from clawstream.training.batches.planning import Arrival, Batcher, DropReason
-from clawstream.training.batches.planning import BatchRules as BatchRules
+from clawstream.training.batches.choosing import Arrival
+from clawstream.training.batches.choosing import BatchRules as BatchRules
+from clawstream.training.batches.planning import Batcher, DropReason
 from clawstream.training.batches.trainable import ModelLimits, flaw
 from clawstream.training.step.trainer import StepSummary, Trainer
 from tests.fakes.memory_log import MemoryBroker, MemoryLog

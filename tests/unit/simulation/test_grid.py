@@ -126,6 +126,13 @@ def test_each_block_is_scored_at_its_end_and_unrelated_updates_one_by_one_at_fir
     assert CELL.blocks == ()
 
 
+def test_corrections_are_trained_on_at_once_and_scored_after_the_first_and_the_last() -> None:
+    (found,) = made(scenario="corrections", updates=3, score_at=(1,), methods=["opd"], seeds=[0])
+    assert (found.training["cadence"], found.score_at) == ("correction", (0, 1, 3))
+    assert usual_score_at("corrections", 3) == [1]
+    assert "cadence" not in CELL.training
+
+
 def test_without_a_wish_blocks_are_scored_half_way_too() -> None:
     assert usual_score_at("blocks", 30) == [5, 15, 25]
     assert usual_score_at("unrelated", 20) == [8, 18]

@@ -278,6 +278,16 @@ BLOCKS = {
 }
 
 
+def test_what_others_lost_is_counted_from_the_base_and_of_those_who_never_talked() -> None:
+    by_person = {1: {"student": 0.6, "ta": 0.1}, 3: {"student": 0.9, "ta": 0.05}}
+    found = block_row(by_person, scenario="corrections").as_json()
+    assert found["others_lost"] == pytest.approx(0.2 - 0.05)
+    assert (found["kept"], found["newest"], found["blocks"]) == (None, 0.9, {"student": 3})
+    talked = {update: {who: each[who] for who in ("student",)} for update, each in by_person.items()}
+    assert block_row(talked, scenario="corrections").as_json()["others_lost"] is None
+    assert row(0.5, 0.8).as_json()["others_lost"] is None
+
+
 def test_what_is_kept_is_each_earlier_person_s_share_of_the_score_when_their_block_ended() -> None:
     found = block_row(BLOCKS).as_json()
 

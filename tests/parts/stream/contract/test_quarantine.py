@@ -264,8 +264,8 @@ async def test_a_flood_of_bad_records_stops_the_stage_and_a_few_do_not(log: AnyL
         await toys.settled(log, "chain")
     bad = {(f"y{number}", 0) for number in range(FEWEST)}
     await log.append([toys.done(session, 0) for session, _ in sorted(bad)])
+    unhurried = replace(toys.HASTE, drain_s=20.0)
     with pytest.raises(TooManyFailures, match=r"chain set 10 of the last 10 records aside.*clawstream dlq list"):
-        unhurried = replace(toys.HASTE, drain_s=20.0)
         async with toys.running(queues.chain(bad), log, pace=unhurried), asyncio.timeout(30):
             await asyncio.Event().wait()
     assert await log.lag("chain") == 0, "what was set aside is committed"

@@ -1,0 +1,101 @@
+"""Which waiting samples make up the next batch, and when. Pure.
+
+A batch is due once enough samples wait, or one waited for long. Where corrections are trained on at once, each is due
+as soon as the policy has answered its hint's prompts often enough, or that took too long.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+
+from clawstream.events import SampleAssembled, hint_id_of
+from clawstream.training.batches.trainable import ModelLimits, hint_counts
+
+CORRECTION_ANSWERS = 12  # asked for at a correction
+ENOUGH_ANSWERS = 8  # to train on it: some of those asked for may run into a limit
+ANSWERED_WITHIN_MS = 15_000  # after this a correction is trained on with the answers that there are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A sample as it was read from the log."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int  # when the broker appended it
+    sample: SampleAssembled
+    waits_since_ms: int | None = None  # since when the revision that it replaced waited; None: it replaced none
+    again: bool = False  # it was set aside and is used after all: its offset doesn't say how far was read
+
+    @property
+    def since_ms(self) -> int:
+        """When the sample, or the first revision that it replaced, began to wait."""
+        return self.timestamp_ms if self.waits_since_ms is None else self.waits_since_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRules:
+    """When a batch is made, and from what."""
+
+    policy_id: str
+    batch_samples: int = 16  # rehearsals come on top
+    rehearsal_share: float = 0.0  # of a batch, at most, rounded up to a whole rehearsal
+    max_wait_ms: int = 3_600_000  # once the oldest sample waited so long, a smaller batch is made
+    max_versions_behind: int | None = None  # None: however old
+    rewards_count: bool = True
+    hints_count: bool = True
+    by_engine: bool = False  # an engine is the teacher, and a hint without the engine's scores doesn't count
+    grouped: bool = False  # whole groups are trained on, each sample by its advantage
+    refreshes: bool = False  # the prompt of a late sample with a hint is answered again
+    max_unsettled_ms: int | None = None  # how long a sample waits for its group's settlement; None: for ever
+    limits: ModelLimits = field(default_factory=ModelLimits)
+    at_once: bool = False  # a correction is trained on as soon as its hint has enough answers of its own
+
+
+def corrects(sample: SampleAssembled, rules: BatchRules) -> bool:
+    """Return whether the sample's hint is to be trained on at once: it was said of an answer that people saw."""
+    said = sample.hint is not None and sample.hint_id is None and sample.refreshed_id is None
+    return rules.at_once and rules.hints_count and said and hint_counts(sample, by_engine=rules.by_engine)
+
+
+def choose(waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int) -> list[str]:
+    """Return the names of the next batch's samples in training order: rehearsals last. Empty: no batch is due."""
+    fresh = {name: arrival for name, arrival in waiting.items() if arrival.sample.hint_id is None}
+    rehearsals = {name: id_ for name, arrival in waiting.items() if (id_ := arrival.sample.hint_id) is not None}
+    num_answers = Counter(rehearsals.values())
+    corrections = {name: arrival for name, arrival in fresh.items() if corrects(arrival.sample, rules)}
+    ready = [
+        name
+        for name, arrival in corrections.items()
+        if num_answers[_hint_id(arrival.sample)] >= ENOUGH_ANSWERS or now_ms - arrival.since_ms >= ANSWERED_WITHIN_MS
+    ]
+    others = [name for name in fresh if name not in corrections]
+    long_ago_ms = now_ms - rules.max_wait_ms
+    is_due = bool(ready) or len(others) >= rules.batch_samples
+    if not is_due and all(fresh[name].since_ms > long_ago_ms for name in others):
+        return []
+    taken = {*[*ready, *others][: rules.batch_samples]}
+    taught = {_hint_id(fresh[name].sample) for name in ready if name in taken}
+    own = [name for name, hint_id in rehearsals.items() if hint_id in taught]
+    past = [name for name, hint_id in rehearsals.items() if hint_id not in taught]
+    num_past = rehearsals_beside(len(taken) + len(own), share=rules.rehearsal_share)
+    return [*(name for name in fresh if name in taken), *own, *past[len(past) - min(num_past, len(past)) :]]
+
+
+def due_ms(waiting: Mapping[str, Arrival], rules: BatchRules) -> int | None:
+    """Return when a batch is due of what waits, if nothing more comes; None: none will be, as only rehearsals wait."""
+    fresh = [arrival for arrival in waiting.values() if arrival.sample.hint_id is None]
+    waits_ms = {True: ANSWERED_WITHIN_MS, False: rules.max_wait_ms}
+    return min((one.since_ms + waits_ms[corrects(one.sample, rules)] for one in fresh), default=None)
+
+
+def rehearsals_beside(num_fresh: int, *, share: float) -> int:
+    """Return how many rehearsals a batch may have beside so many other samples, to be `share` of the whole."""
+    return ceil(num_fresh * share / (1 - share) - 1e-9)  # 3 at a share of .4 are 2.0000000000000004
+
+
+def _hint_id(sample: SampleAssembled) -> str:
+    assert sample.hint is not None, "a correction has a hint"
+    return hint_id_of(sample.policy_id, sample.key_name, sample.hint)
