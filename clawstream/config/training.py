@@ -219,7 +219,7 @@ class TrainingSettings(Section):
                 f"teacher, and with method = {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there "
                 "is none. Leave it out, or take another method or teacher"
             )
-        if self.at_once and (self.weights[1] == 0 or self.by_engine):
+        if self.corrects and (self.weights[1] == 0 or self.by_engine):
             raise ValueError(
                 f"cadence = 'correction' trains on each hint at once, with the trainer as its teacher, and with method "
                 f"= {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there is none. Leave it out, "
@@ -244,7 +244,7 @@ class TrainingSettings(Section):
         return self.teacher or usual_teacher(self.method, diverges=self.divergence_weight > 0)
 
     @property
-    def at_once(self) -> bool:
+    def corrects(self) -> bool:
         """Whether a correction is trained on as soon as it came."""
         return self.cadence == "correction"
 
@@ -256,7 +256,7 @@ class TrainingSettings(Section):
     @property
     def refreshes(self) -> bool:
         """Whether prompts of the past are answered again."""
-        return self.late == "refresh" or self.answers_per_hint > 1 or self.rehearsed_share > 0 or self.at_once
+        return self.late == "refresh" or self.answers_per_hint > 1 or self.rehearsed_share > 0 or self.corrects
 
     @property
     def rehearsed_share(self) -> float:

@@ -144,7 +144,9 @@ class _Loop:
             return True
         if self._is_limited:
             return False
-        await self.rehearsing.ask_at_once(self._batcher.corrections)
+        if corrections := self._batcher.to_correct():
+            await self.rehearsing.correct(corrections)
+            self._batcher.corrected(corrections, now_ms())
         at_ms = _FOR_EVER_MS if self.samples.all_read else now_ms()
         batch = self._batcher.due(parent_version=self._version, now_ms=at_ms)
         self.samples.tell_dropped()

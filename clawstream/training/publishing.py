@@ -88,6 +88,7 @@ class GateMemory:
         first = [
             Canary(prompt_ids=s.prompt_ids, response_ids=s.response_ids, temperature=s.temperature, stopped=stopped(s))
             for s in samples
+            if s.hint_id is None  # a rehearsal's prompt is another sample's
         ]
         canaries = (*self.canaries, *first)[:CANARIES]
         here = _verdicts(samples)

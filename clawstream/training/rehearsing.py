@@ -2,7 +2,8 @@
 
 Hints are held before the step that is first trained on them, so no restart loses one. Rehearsals are asked for after
 each step; a restart may lose those of one step, and the next batch then has fewer. Where corrections are trained on at
-once, the answers to a new hint's prompts are asked for before its step; a restart asks for the same ones again.
+once, the answers to a new hint's prompts are asked for before its step. A restart asks again: for the same ones, unless
+more hints are held by then.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,6 @@ from clawstream.stream.stage import now_ms
 from clawstream.training.batches.choosing import CORRECTION_ANSWERS, rehearsals_beside
 from clawstream.training.batches.memory import HintMemory
 
-CORRECTIONS_AT_ONCE = 4  # more wait for these, so that engines have room for people
-
 
 class Rehearsing:
     """The hint memory of the policy that engines serve."""
@@ -28,8 +27,7 @@ class Rehearsing:
         self._memory = HintMemory()
         self._read: dict[tuple[str, int], int] = {}  # by partition, the offset that `open` read up to
         self._num_asked = rehearsals_beside(training.batch_samples, share=training.rehearsed_share)
-        self._holds = self._num_asked > 0 or training.at_once
-        self._asked_of: frozenset[str] = frozenset()  # waiting corrections whose prompts are being answered, by sample
+        self._holds = self._num_asked > 0 or training.corrects
 
     async def open(self, steps: Sequence[StepTaken]) -> None:
         """Read what is held so far; `steps` are those on the log, in order."""
@@ -56,14 +54,11 @@ class Rehearsing:
         for event in events:
             self._memory.learn(event)
 
-    async def ask_at_once(self, corrections: Sequence[SampleAssembled]) -> None:
-        """Ask for answers to the prompts of these waiting corrections, of a few at a time, and of each once."""
-        asked = self._asked_of & {one.sample_id for one in corrections}
-        new = [one for one in corrections if one.sample_id not in asked][: CORRECTIONS_AT_ONCE - len(asked)]
-        asks = [ask for one in new for ask in self._memory.to_correct(one, CORRECTION_ANSWERS, now_ms=now_ms())]
+    async def correct(self, corrections: Sequence[SampleAssembled]) -> None:
+        """Ask for answers to the prompts of these corrections."""
+        asks = [ask for one in corrections for ask in self._memory.to_correct(one, CORRECTION_ANSWERS, now_ms=now_ms())]
         if asks:
             await self._log.append(asks)
-        self._asked_of = asked.union(one.sample_id for one in new)
 
     async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
         """Ask for the next batch's rehearsals after the plan's step; None: the step was rejected."""

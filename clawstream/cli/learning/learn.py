@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ADAPTER_RATE, FULL_RATE = 1.5e-3, 3e-4
+FULL_RATE = 3e-4
 EPOCHS = 3
 _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
@@ -96,7 +96,10 @@ def learn(
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(help="At the beginning of each run; by default 1.5e-3 for adapters, else 3e-4.", min=0),
+        typer.Option(
+            help="At the beginning of each run; by default 3e-4; for adapters 1e-3, with corrections and tools 1.5e-3.",
+            min=0,
+        ),
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Passes over each batch, by default 3; with corrections at most 4.", min=1)
@@ -181,8 +184,8 @@ def learn(
     from clawstream.simulation.runs.people import people_of
     from clawstream.simulation.runs.scenarios import CASTS, UnusableProblems
 
-    rate = learning_rate if learning_rate is not None else ADAPTER_RATE if lora_rank else FULL_RATE
     cast = CASTS[scenario]
+    rate = learning_rate if learning_rate is not None else cast.adapter_rate if lora_rank else FULL_RATE
     updates = (updates or cast.updates) + cast.unrelated_updates
     refuse_blocks(scenario, updates, hurry=hurry, answers=answers_per_hint)
     at = _listed(score_at, int, "--score-at") if score_at else usual_score_at(scenario, updates)

@@ -67,15 +67,15 @@ FROM corrections AS c
 JOIN first_answers AS f USING (policy_version)
 WHERE f.first_token_at_ms IS NOT NULL
 """
-# From the same corrections to the first engine that served a policy that learned from them.
+# From a hint that was trained on to the first engine that served a policy that learned from it.
 _CORRECTION_TO_SERVED = """
-SELECT ((SELECT min(a.activated_at_ms) FROM activations AS a WHERE a.policy_version >= b.policy_version)
+SELECT ((SELECT min(a.activated_at_ms) FROM activations AS a
+         WHERE a.policy_id = b.policy_id AND a.policy_version >= b.policy_version)
         - e.received_at_ms) / 1000.0 AS s
 FROM batches AS b
 JOIN steps USING (policy_id, policy_version)
 CROSS JOIN LATERAL unnest(b.sample_ids) AS planned (sample_id)
-JOIN samples AS s ON s.sample_id = planned.sample_id AND (s.total_reward < 0 OR s.hint IS NOT NULL)
-    AND s.refreshed_id IS NULL
+JOIN samples AS s ON s.sample_id = planned.sample_id AND s.hint IS NOT NULL AND s.refreshed_id IS NULL
 JOIN turns AS t ON t.turn_id = s.turn_id AND t.kind = 'paired'
 JOIN exchanges AS e ON e.exchange_id = t.next_exchange_id
 """

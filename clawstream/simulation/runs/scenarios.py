@@ -198,6 +198,7 @@ class ScenarioPrograms:
     votes: int = 3  # on each answer
     attempts: int | None = None  # at each task, together a group; None: people talk, and there are no tasks
     batch_samples: int = 16
+    adapter_rate: float = 1e-3  # the learning rate of adapters, if nobody names another
     unit: str = "updates"  # the unit in which a run counts its progress
     updates: int = 16  # by default, without the `unrelated_updates`
     talkers: tuple[str, ...] = ()  # who talks one after the other; none: all in one stream
@@ -232,6 +233,7 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
             methods=_OF_HINTS,
             talkers=("student",),
             one_by_one=True,
+            adapter_rate=1.5e-3,  # a step is small by its passes
             updates=3,
             controls=MappingProxyType({Control.FROZEN: _OF_HINTS}),
             silenced=MappingProxyType({}),
@@ -254,6 +256,7 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
             votes=1,  # so the share of wrong verdicts is that of wrong votes
             attempts=4,
             batch_samples=32,
+            adapter_rate=1.5e-3,
             unit="rounds",
             controls=MappingProxyType(  # the method outcome uses no verdicts
                 {Control.SHUFFLED: ("stepwise",), Control.COIN: ("stepwise",), Control.FROZEN: _OF_AGENTS}

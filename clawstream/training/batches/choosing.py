@@ -1,11 +1,11 @@
 """Which waiting samples make up the next batch, and when. Pure.
 
-A batch is due once enough samples wait, or one waited for long. Where corrections are trained on at once, each is due
-as soon as the policy has answered its hint's prompts often enough, or that took too long.
+A batch is due once enough samples wait, or one waited for long. Where corrections are trained on at once, one is due as
+soon as the policy has answered its hint's prompts often enough, or that took too long.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -14,7 +14,8 @@ from clawstream.training.batches.trainable import ModelLimits, hint_counts
 
 CORRECTION_ANSWERS = 12  # asked for at a correction
 ENOUGH_ANSWERS = 8  # to train on it: some of those asked for may run into a limit
-ANSWERED_WITHIN_MS = 15_000  # after this a correction is trained on with the answers that there are
+ANSWERED_WITHIN_MS = 60_000  # after this a correction is trained on with the answers that there are
+MAX_OPEN_CORRECTIONS = 4  # whose answers are asked for; more wait for these, so that engines have room for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Arrival:
     timestamp_ms: int  # when the broker appended it
     sample: SampleAssembled
     waits_since_ms: int | None = None  # since when the revision that it replaced waited; None: it replaced none
+    asked_ms: int | None = None  # when a correction's answers were asked for; None: they were not, or it is none
     again: bool = False  # it was set aside and is used after all: its offset doesn't say how far was read
 
     @property
@@ -51,44 +53,55 @@ class BatchRules:
     refreshes: bool = False  # the prompt of a late sample with a hint is answered again
     max_unsettled_ms: int | None = None  # how long a sample waits for its group's settlement; None: for ever
     limits: ModelLimits = field(default_factory=ModelLimits)
-    at_once: bool = False  # a correction is trained on as soon as its hint has enough answers of its own
+    corrects: bool = False  # a correction is trained on as soon as its hint has enough answers of its own
 
 
 def corrects(sample: SampleAssembled, rules: BatchRules) -> bool:
     """Return whether the sample's hint is to be trained on at once: it was said of an answer that people saw."""
     said = sample.hint is not None and sample.hint_id is None and sample.refreshed_id is None
-    return rules.at_once and rules.hints_count and said and hint_counts(sample, by_engine=rules.by_engine)
+    counts = rules.hints_count and hint_counts(sample, by_engine=rules.by_engine) and sample.sampling.of_the_policy
+    return rules.corrects and said and counts
+
+
+def to_correct(waiting: Iterable[Arrival], rules: BatchRules) -> tuple[SampleAssembled, ...]:
+    """Return the corrections whose answers are to be asked for now, in order of arrival."""
+    corrections = [one for one in waiting if corrects(one.sample, rules)]
+    num_open = sum(one.asked_ms is not None for one in corrections)
+    unasked = [one.sample for one in corrections if one.asked_ms is None]
+    return tuple(unasked[: max(0, MAX_OPEN_CORRECTIONS - num_open)])
 
 
 def choose(waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int) -> list[str]:
-    """Return the names of the next batch's samples in training order: rehearsals last. Empty: no batch is due."""
+    """Return the names of the next batch's samples in training order: rehearsals last. Empty: no batch is due.
+
+    A batch is of corrections alone, or has none. The answers to a correction's prompts are trained on with it.
+    """
     fresh = {name: arrival for name, arrival in waiting.items() if arrival.sample.hint_id is None}
     rehearsals = {name: id_ for name, arrival in waiting.items() if (id_ := arrival.sample.hint_id) is not None}
     num_answers = Counter(rehearsals.values())
     corrections = {name: arrival for name, arrival in fresh.items() if corrects(arrival.sample, rules)}
-    ready = [
-        name
-        for name, arrival in corrections.items()
-        if num_answers[_hint_id(arrival.sample)] >= ENOUGH_ANSWERS or now_ms - arrival.since_ms >= ANSWERED_WITHIN_MS
-    ]
-    others = [name for name in fresh if name not in corrections]
-    long_ago_ms = now_ms - rules.max_wait_ms
-    is_due = bool(ready) or len(others) >= rules.batch_samples
-    if not is_due and all(fresh[name].since_ms > long_ago_ms for name in others):
+    taken = [name for name, arrival in corrections.items() if _is_ready(arrival, num_answers, now_ms)]
+    if not taken:
+        others = {name: arrival for name, arrival in fresh.items() if name not in corrections}
+        waits_long = any(now_ms - arrival.since_ms >= rules.max_wait_ms for arrival in others.values())
+        taken = list(others) if waits_long or len(others) >= rules.batch_samples else []
+    if not taken:
         return []
-    taken = {*[*ready, *others][: rules.batch_samples]}
-    taught = {_hint_id(fresh[name].sample) for name in ready if name in taken}
+    taken = taken[: rules.batch_samples]
+    taught = {corrected_hint(corrections[name].sample) for name in taken if name in corrections}
+    untaught = {corrected_hint(one.sample) for one in corrections.values()} - taught
     own = [name for name, hint_id in rehearsals.items() if hint_id in taught]
-    past = [name for name, hint_id in rehearsals.items() if hint_id not in taught]
+    past = [name for name, hint_id in rehearsals.items() if hint_id not in taught | untaught]
     num_past = rehearsals_beside(len(taken) + len(own), share=rules.rehearsal_share)
-    return [*(name for name in fresh if name in taken), *own, *past[len(past) - min(num_past, len(past)) :]]
+    return [*taken, *own, *past[max(0, len(past) - num_past) :]]
 
 
 def due_ms(waiting: Mapping[str, Arrival], rules: BatchRules) -> int | None:
     """Return when a batch is due of what waits, if nothing more comes; None: none will be, as only rehearsals wait."""
     fresh = [arrival for arrival in waiting.values() if arrival.sample.hint_id is None]
-    waits_ms = {True: ANSWERED_WITHIN_MS, False: rules.max_wait_ms}
-    return min((one.since_ms + waits_ms[corrects(one.sample, rules)] for one in fresh), default=None)
+    asked = [one.asked_ms + ANSWERED_WITHIN_MS for one in fresh if one.asked_ms is not None]
+    others = [one.since_ms + rules.max_wait_ms for one in fresh if not corrects(one.sample, rules)]
+    return min([*asked, *others], default=None)
 
 
 def rehearsals_beside(num_fresh: int, *, share: float) -> int:
@@ -96,6 +109,14 @@ def rehearsals_beside(num_fresh: int, *, share: float) -> int:
     return ceil(num_fresh * share / (1 - share) - 1e-9)  # 3 at a share of .4 are 2.0000000000000004
 
 
-def _hint_id(sample: SampleAssembled) -> str:
+def corrected_hint(sample: SampleAssembled) -> str:
+    """Return the id of a correction's hint."""
     assert sample.hint is not None, "a correction has a hint"
     return hint_id_of(sample.policy_id, sample.key_name, sample.hint)
+
+
+def _is_ready(correction: Arrival, num_answers: Mapping[str, int], now_ms: int) -> bool:
+    if correction.asked_ms is None:
+        return False
+    waited = now_ms - correction.asked_ms >= ANSWERED_WITHIN_MS
+    return waited or num_answers[corrected_hint(correction.sample)] >= ENOUGH_ANSWERS

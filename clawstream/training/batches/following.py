@@ -172,7 +172,7 @@ class Following:
         self.replay = replay
         these = rules(self._settings, of=of, limits=self._limits)
         if not self.is_live:
-            these = replace(these, refreshes=False, at_once=False)  # engines serve only the live samples' policy
+            these = replace(these, refreshes=False, corrects=False)  # engines serve only the live samples' policy
         self.batcher = Batcher(
             these, self._progress.plans, executed_version=executed_version, rejected=self._progress.rejected
         )
@@ -319,5 +319,5 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> BatchRules:
         rehearsal_share=training.rehearsed_share,
         max_unsettled_ms=HEARD_MS + round(training.group_wait_s * 1000) if grouped else None,
         limits=limits,
-        at_once=training.at_once,
+        corrects=training.corrects,
     )

@@ -27,6 +27,7 @@ from clawstream.events.base import derived_id
 
 MAX_HINTS = 256
 PROMPTS_A_HINT = 8
+TRIED_PROMPTS = 64  # the newest of a key, for a correction
 REMEMBERED = 4096  # samples: those of the plan that a restart takes again are among the newest
 LONGEST_AGO_FIRST = 2  # hints that were not rehearsed for longest, for each most open one: their loss is not measured
 T = TypeVar("T")
@@ -141,9 +142,9 @@ class HintMemory:
             return []
         others = [one for hint in self._hints.values() for one in hint.prompts if one.key_name == own.key_name]
         newest = sorted({one.turn_id: one for one in others}.values(), key=lambda one: one.held_at_ms, reverse=True)
-        moved = (_with_hint(own, one) for one in newest if one.turn_id != own.turn_id)
-        prompts = [own, *islice((one for one in moved if one is not None), count - 1)]
-        return [_asked_at_once(prompts[n % len(prompts)], own.sample_id, n, now_ms) for n in range(count)]
+        tried = (_with_hint(own, one) for one in newest[:TRIED_PROMPTS] if one.turn_id != own.turn_id)
+        prompts = [own, *islice((one for one in tried if one is not None), count - 1)]
+        return [_asked_at_once(prompts[n % len(prompts)], n, now_ms) for n in range(count)]
 
     @property
     def held(self) -> tuple[HeldHint, ...]:
@@ -219,27 +220,30 @@ def _held(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) ->
 
 
 def _with_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
-    """Return the other prompt with `own`'s hint in place of its own; None: that can't be done token by token."""
-    place, hint_ids = _insertion(own)
-    there, _ = _insertion(other)
-    if place is None or there is None:
+    """Return the other prompt with `own`'s hint in place of its own; None: that can't be done token by token.
+
+    Both prompts end alike from the hint's place on. The last token before that place may have become another one, as a
+    tokenizer may join it with the hint's first characters; then both prompts have to have the same token there.
+    """
+    rows = (own.prompt_ids, own.hinted_prompt_ids, other.prompt_ids, other.hinted_prompt_ids)
+    tail = _common([ids[::-1] for ids in rows])
+    said, hinted, there, hinted_there = (ids[: len(ids) - tail] for ids in rows)
+    begin = _common([said, hinted])
+    joined, added = said[begin:], hinted[begin:]
+    is_at_end = len(there) - _common([there, hinted_there]) <= 1
+    if tail == 0 or len(joined) > 1 or not is_at_end or there[len(there) - len(joined) :] != joined:
         return None
-    hinted = (*other.prompt_ids[:there], *hint_ids, *other.prompt_ids[there:])
-    said = {name: getattr(own, name) for name in ("hint_id", "hint", "hint_by_person")}
-    return replace(other, hinted_prompt_ids=hinted, **said)
+    ids = (*there[: len(there) - len(joined)], *added, *other.prompt_ids[len(there) :])
+    return replace(other, hinted_prompt_ids=ids, hint_id=own.hint_id, hint=own.hint, hint_by_person=own.hint_by_person)
 
 
-def _insertion(prompt: HintHeld) -> tuple[int | None, TokenIds]:
-    """Return where in the prompt its hint stands, and the hint's tokens; None: other tokens differ as well."""
-    plain, hinted = prompt.prompt_ids, prompt.hinted_prompt_ids
-    differs = (n for n, (one, other) in enumerate(zip(plain, hinted, strict=False)) if one != other)
-    place = next(differs, len(plain))
-    end = len(hinted) - (len(plain) - place)
-    return (place, hinted[place:end]) if end > place and hinted[end:] == plain[place:] else (None, ())
+def _common(rows: Sequence[TokenIds]) -> int:
+    """Return how many tokens the rows begin with alike."""
+    return next((n for n, tokens in enumerate(zip(*rows, strict=False)) if len({*tokens}) > 1), min(map(len, rows)))
 
 
-def _asked_at_once(prompt: HintHeld, sample_id: str, number: int, now_ms: int) -> RehearsalAsked:
-    name = derived_id("correction", sample_id, number)
+def _asked_at_once(prompt: HintHeld, number: int, now_ms: int) -> RehearsalAsked:
+    name = derived_id("correction", prompt.hint_id, prompt.turn_id, number)
     return _request(prompt, session_id=name, number=-1 - int(name[:7], 16), now_ms=now_ms)
 
 

@@ -14,7 +14,15 @@ from itertools import chain
 from typing import TypeVar
 
 from clawstream.events import NOBODY, BatchPlanned, GroupSettled, PlannedTurn, SampleAssembled, TopicOffset
-from clawstream.training.batches.choosing import Arrival, BatchRules, choose, corrects, due_ms
+from clawstream.training.batches.choosing import (
+    Arrival,
+    BatchRules,
+    choose,
+    corrected_hint,
+    corrects,
+    due_ms,
+    to_correct,
+)
 from clawstream.training.batches.progress import first_plans, versions_behind
 from clawstream.training.batches.trainable import SettledGroups, flaw, hint_counts
 
@@ -73,6 +81,7 @@ class Batcher:
         self._newest: dict[_Answer, _Revision] = {}  # the newest revision of answers with feedback
         self._late: dict[str, Arrival] = {}  # late samples whose prompts are to be answered again, by turn
         self._asked: set[str] = set()  # turns whose prompts were asked to be answered again
+        self._taken_back: set[str] = set()  # hints of corrections that were replaced before they were trained on
         self._groups = SettledGroups()
         self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # ids of waiting samples
         self._is_current = False  # whether everything is read that stood on the log when reading began
@@ -204,10 +213,14 @@ class Batcher:
         """The number of samples that wait for a batch."""
         return len(self._waiting)
 
-    @property
-    def corrections(self) -> tuple[SampleAssembled, ...]:
-        """The waiting samples whose hints are trained on at once, in order of arrival."""
-        return tuple(one.sample for one in self._waiting.values() if corrects(one.sample, self._rules))
+    def to_correct(self) -> tuple[SampleAssembled, ...]:
+        """Return the corrections whose answers are to be asked for now."""
+        return to_correct(self._waiting.values(), self._rules)
+
+    def corrected(self, samples: Iterable[SampleAssembled], now_ms: int) -> None:
+        """Note that these corrections' answers were asked for."""
+        for sample in samples:
+            self._waiting[sample.sample_id] = replace(self._waiting[sample.sample_id], asked_ms=now_ms)
 
     @property
     def due_ms(self) -> int | None:
@@ -223,6 +236,8 @@ class Batcher:
             return DropReason.REPEATED
         if sample.policy_id != rules.policy_id:
             return DropReason.OTHER_POLICY
+        if sample.hint_id in self._taken_back:
+            return DropReason.SUPERSEDED
         if any(_is_one(judge, _judge(sample)) for judge in self._turns.get(sample.answer_id, ())):
             return DropReason.LATE
         if not rules.grouped:
@@ -267,6 +282,8 @@ class Batcher:
             since_ms = min([arrival.timestamp_ms, *(one.since_ms for one in self._supersede(sample))])
             arrival = replace(arrival, waits_since_ms=since_ms)
         self._waiting[sample.sample_id] = arrival
+        if corrects(sample, self._rules):
+            self._taken_back.discard(corrected_hint(sample))
         self._revisions[sample.answer_id].add(sample.sample_id)
 
     def _supersede(self, sample: SampleAssembled) -> list[Arrival]:
@@ -274,7 +291,22 @@ class Batcher:
             self._newest[_answer(sample)] = _revision(sample)
         older = self._rivals(sample)
         self._drop([arrival.sample.sample_id for arrival in older], DropReason.SUPERSEDED)
+        self._take_back(self._hints(one.sample for one in older) - self._hints([sample]) - self._open)
         return older
+
+    @property
+    def _open(self) -> set[str]:
+        """The hints of the waiting corrections."""
+        return self._hints(one.sample for one in self._waiting.values())
+
+    def _hints(self, samples: Iterable[SampleAssembled]) -> set[str]:
+        return {corrected_hint(sample) for sample in samples if corrects(sample, self._rules)}
+
+    def _take_back(self, hint_ids: set[str]) -> None:
+        """Drop the answers to hints that were never trained on and are not said any more, also those still to come."""
+        self._taken_back |= hint_ids
+        answers = [name for name, one in self._waiting.items() if one.sample.hint_id in hint_ids]
+        self._drop(answers, DropReason.SUPERSEDED)
 
     def _drop(self, names: Iterable[str], reason: DropReason) -> None:
         """Drop the named samples, as far as they wait."""
@@ -295,7 +327,12 @@ class Batcher:
     def _drop_old(self, parent_version: int, now_ms: int) -> None:
         """Drop samples by versions too old for the parent, and those whose groups were not settled in time."""
         waiting, unsettled_ms = self._waiting, self._rules.max_unsettled_ms
-        old = [name for name, arrival in waiting.items() if self._is_old(arrival.sample, parent_version)]
+        kept = self._open  # the answers to a correction that waits are trained on with it, however old
+        old = [
+            name
+            for name, arrival in waiting.items()
+            if self._is_old(arrival.sample, parent_version) and arrival.sample.hint_id not in kept
+        ]
         rehearsals = {name for name in old if waiting[name].sample.hint_id is not None}
         self._stale.update(old)
         self._drop([name for name in old if name not in rehearsals], DropReason.STALE)

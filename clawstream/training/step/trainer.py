@@ -157,12 +157,13 @@ class Trainer:
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
         """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped.
 
-        A single correction is passed over until it moved the policy by `CORRECTION_KL_NATS`, `num_steps` times at most.
+        Where corrections are trained on at once, no further step follows one after which the policy is
+        `CORRECTION_KL_NATS` from where the update began; that step itself may go further.
         """
         taken = _Taken([], {}, [])
         for _ in range(num_steps):
             tally, gaps = self._accumulate(scored)
-            if self._settings.at_once and tally.moved_sum > CORRECTION_KL_NATS * tally.num_tokens:
+            if self._settings.corrects and tally.moved_sum > CORRECTION_KL_NATS * tally.num_tokens:
                 self._forget_gradients()
                 break
             if tally.num_tokens:
