@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, is_dataclass
+from enum import Enum
 
 from clawstream import events
 from clawstream.events import Event
@@ -12,7 +13,7 @@ _OWN_BLOCK = '"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>'  # begins a message that O
 
 
 def line(event: Event) -> str:
-    """Return a summary of the event, in one line without control characters."""
+    """Return a summary of the event, in one line without control characters: its own words, or its fields'."""
     return printable(
         _exchange(event)
         or _judging(event)
@@ -20,7 +21,7 @@ def line(event: Event) -> str:
         or _group(event)
         or _policy(event)
         or _control(event)
-        or repr(event)
+        or _by_fields(event)
     )
 
 
@@ -180,6 +181,28 @@ def _control(event: Event) -> str | None:
             said = "is kept" if event.pinned else "need not be kept"
             return f"{event.policy_id} number {event.number}: version {event.policy_version} {said}"
     return None
+
+
+def _by_fields(event: Event) -> str:
+    """Return the fields that a person can read, with their names: no ids, hashes or times, and of rows the number."""
+    return ", ".join(
+        f"{field.name} {shown}"
+        for field in fields(event)
+        if not field.name.endswith(("_id", "_sha256", "_at_ms"))
+        and (shown := _shown(getattr(event, field.name))) is not None
+    )
+
+
+def _shown(value: object) -> str | None:
+    if value is None or value == () or is_dataclass(value):
+        return None
+    if isinstance(value, tuple):
+        return f"({len(value)})"
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, bytes):
+        return _said(value)
+    return _short(value) if isinstance(value, str) else str(value)
 
 
 def _last_said(messages: tuple[bytes, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Which runs a comparison consists of, the name of each, and which runs are refused. Pure.
+"""Which runs a comparison consists of, the name of each, and which runs are refused.
 
 Two cells with the same plan have the same name, and every change of a plan changes the name. A field that
 was added later defaults to what was done before, and its default is left out of the name, so that kept runs are found

@@ -20,9 +20,9 @@ def every_setting() -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
-# With w_thinking, as no number that is there already says how much unjudged thinking counts; and with recipe, one word
-# in place of the five bounds that it takes away; and with rehearsal_share, the price of keeping in answers nobody sees.
-MOST = 83
+# 80, and four that nothing else says: how much thinking counts that no judge saw (w_thinking), the original's losses in
+# one word (recipe), how many unseen answers keeping may cost (rehearsal_share), and when a step is taken (cadence).
+MOST = 84
 SETTINGS = dict(every_setting())
 
 

@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from typer.core import TyperGroup
@@ -15,6 +16,7 @@ from typer.main import get_command
 from clawstream import __version__, cli
 from clawstream.config import load
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 PAGES = (
@@ -31,7 +33,6 @@ COMMAND = re.compile(r"(?<![\w/.-])(?<!-n )(?:clawstream|cs) (?:-c \S+ )?([a-z][
 NAMED = re.compile(r"\bdocs/[\w-]+\.md")
 NAMING = ("clawstream/**/*.py", "deploy/**/*", "tests/**/*.py", "migrations/**/*.sql", "topics/*", "schemas/*.avsc")
 COMMANDS = get_command(cli.app)
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def prose(page: Path) -> str:
@@ -55,6 +56,11 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
+def settings(page: Path) -> list[str]:
+    """Return the blocks of settings that a page shows."""
+    return [body for kind, body in FENCE.findall(page.read_text()) if kind == "toml"]
+
+
 def commands(page: Path) -> Iterator[list[str]]:
     """Yield the words of every command of ours that a page shows, in blocks and in lines, up to a quoted one."""
     blocks = [body for kind, body in FENCE.findall(page.read_text()) if kind == "console"]
@@ -63,9 +69,16 @@ def commands(page: Path) -> Iterator[list[str]]:
         yield from (words.split() for words in COMMAND.findall(line))
 
 
-@each_page
-def test_every_link_leads_to_a_page_or_a_heading_that_is_there(page: Path) -> None:
-    for link in links(page):
+def with_any(found: Callable[[Path], Iterable[T]]) -> pytest.MarkDecorator:
+    """Run a test for each page that has something to look at, with what it has; some page has to."""
+    cases = [pytest.param(page, has, id=page.relative_to(ROOT).as_posix()) for page in PAGES if (has := [*found(page)])]
+    assert cases, f"no page has {found.__name__}"
+    return pytest.mark.parametrize(("page", "has"), cases)
+
+
+@with_any(links)
+def test_every_link_leads_to_a_page_or_a_heading_that_is_there(page: Path, has: list[str]) -> None:
+    for link in has:
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
         assert target.exists(), f"{link}: there is no {target}"
@@ -95,9 +108,9 @@ def test_pages_that_code_and_deployment_name_are_there() -> None:
     assert not [(name, str(file)) for name, file in named if not (ROOT / name).is_file()]
 
 
-@each_page
-def test_commands_and_options_that_a_page_shows_are_there(page: Path) -> None:
-    for words in commands(page):
+@with_any(commands)
+def test_commands_and_options_that_a_page_shows_are_there(page: Path, has: list[list[str]]) -> None:
+    for words in has:
         command = COMMANDS
         for word in words:
             if not isinstance(command, TyperGroup):
@@ -106,13 +119,13 @@ def test_commands_and_options_that_a_page_shows_are_there(page: Path) -> None:
             command = command.commands[word]
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         known = {name for parameter in command.params for name in parameter.opts}
-        assert options <= known, f"{words}: {command.name} has {sorted(known)}"
+        assert options <= known, f"{page.name}: {words}: {command.name} has {sorted(known)}"
 
 
-@each_page
-def test_settings_that_a_page_shows_are_settings_there_are(page: Path, tmp_path: Path) -> None:
-    for number, body in enumerate(body for kind, body in FENCE.findall(page.read_text()) if kind == "toml"):
-        file = tmp_path / f"{number}.toml"
+@with_any(settings)
+def test_settings_that_a_page_shows_are_settings_there_are(page: Path, has: list[str], tmp_path: Path) -> None:
+    for number, body in enumerate(has):
+        file = tmp_path / f"{page.stem}-{number}.toml"
         file.write_text(body)
         load(file)
 

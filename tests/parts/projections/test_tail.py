@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.errors import OperatorError
-from clawstream.events import Event
+from clawstream.events import Event, HintRetired, Retired
 from clawstream.projections.look.summaries import MAX_WORDS, as_dict, line
 from clawstream.projections.look.tail import as_line, in_time_order, start_ms, tail, wanted
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Arrived, PartitionId, Undecodable
 from tests.parts.projections import one_session
+from tests.parts.projections.one_memory import held
 from tests.unit.projections import logs
 
 NOW_MS = 1_763_647_200_000
@@ -43,6 +44,14 @@ def test_an_exchange_reads_as_question_and_answer() -> None:
     assert line(one_session.EXCHANGES[1]).endswith('"No bold, please." -> "5"')
     long = logs.example(type(one_session.EXCHANGES[0]), message=one_session.message("assistant", "x" * 10_000))
     assert len(line(long)) < 3 * MAX_WORDS
+
+
+def test_an_event_without_words_of_its_own_reads_as_its_fields_without_ids_and_times() -> None:
+    kept = held("turn", "be brief", "ann")
+    expected = 'hint "be brief", hint_by_person False, key_name "ann", prompt_ids (2), hinted_prompt_ids (3)'
+    assert line(kept) == f"{expected}, num_earlier_turns 0, policy_version 1"
+    retired = HintRetired(policy_id="p", hint_id="h", reason=Retired.ASKED, retired_at_ms=1)
+    assert line(retired) == "reason asked"
 
 
 @pytest.mark.parametrize(

@@ -253,7 +253,7 @@ async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, 
     assert sum(isinstance(event, BatchPlanned) for event in again) == 1
 
 
-@pytest.mark.parametrize(("rate", "num_steps"), [(1e-5, 4), (2e-3, 2), (0.3, 1)])
+@pytest.mark.parametrize(("rate", "num_steps"), [(1e-5, 4), (2e-4, 2), (0.3, 1)])
 def test_passes_over_a_correction_end_once_the_policy_moved_far_enough(base: Path, rate: float, num_steps: int) -> None:
     trainer = Trainer(base, TrainingSettings(cadence="correction", learning_rate=rate))
     trainer.update([said("a")], version=1, seed=1)
