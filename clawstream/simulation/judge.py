@@ -116,6 +116,9 @@ def _by_role(body: dict[str, object], role: str) -> str:
 def main(
     port: Annotated[int, typer.Option(help="0: any free one", min=0, max=65535)] = 0,
     wrong_share: Annotated[float, typer.Option(help="share of votes that are wrong", min=0, max=1)] = 0.1,
+    together_share: Annotated[
+        float, typer.Option(help="share of turns on which all votes are wrong, or none", min=0, max=1)
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="of the wrong votes")] = 0,
     latency_ms: Annotated[float, typer.Option(help="before each reply", min=0)] = 0.0,
     scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join((*HABITS, STEPS))}")] = "student",
@@ -130,7 +133,7 @@ def main(
     judge: Replies = (
         StepJudge(wrong_share=wrong_share, seed=seed)
         if scenario == STEPS
-        else SimulatedJudge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario])
+        else SimulatedJudge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario], together_share=together_share)
     )
     app = Service(controlled(judge, control, seed=seed), latency_ms).app()
     listening = socket.create_server(("127.0.0.1", port))

@@ -70,11 +70,11 @@ def questions(text: str) -> list[HeldOutQuestion]:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} is {line!r}, expected an object with persona (one of {', '.join(_STYLED)}), prompt, "
-                "hint, question and answer; write the file anew"
+                "hint, question and answer; write the file again"
             ) from error
         found.append(question)
     if not found:
-        raise ValueError("found no line, expected at least one problem; write the file anew")
+        raise ValueError("found no line, expected at least one problem; write the file again")
     return found
 
 

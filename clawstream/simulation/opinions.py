@@ -106,10 +106,13 @@ class SimulatedJudge:
     wrong_share: float
     seed: int
     habits: Habits = HABITS["student"]
+    together_share: float = 0.0  # of turns: those on which all votes are wrong, or none
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
         reaction = read(prompt)
-        wrong = drawn("wrong", self.seed, vote_seed, system, prompt) < self.wrong_share
+        together = drawn("together", self.seed, system, prompt) < self.together_share
+        votes = () if together else (vote_seed,)
+        wrong = drawn("wrong", self.seed, *votes, system, prompt) < self.wrong_share
         if HINT_MARK not in system:
             return _score(reaction, wrong=wrong)
         due = self._due(prompt, reaction)

@@ -167,10 +167,10 @@ def tasks(text: str) -> list[ChainTask]:
             found.append(ChainTask(**json.loads(line)))
         except (ValueError, TypeError) as error:
             raise ValueError(
-                f"line {number} is {line!r}, expected question, answer and hint; write the file anew"
+                f"line {number} is {line!r}, expected question, answer and hint; write the file again"
             ) from error
     if not found:
-        raise ValueError("found no line, expected at least one task; write the file anew")
+        raise ValueError("found no line, expected at least one task; write the file again")
     return found
 
 

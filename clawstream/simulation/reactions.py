@@ -150,7 +150,7 @@ def tasks(text: str) -> list[PersonTask]:
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"line {number} is {line!r}, expected persona (one of {', '.join(MANNERS)}), question and answer; "
-                "write the file anew"
+                "write the file again"
             ) from error
         found.append(task)
     return found

@@ -139,6 +139,12 @@ def learn(
         Path | None,
         typer.Option(help='Real ones, [{"question", "ground_truth_answer"}], in place of sums.', metavar="FILE"),
     ] = None,
+    votes_together: Annotated[
+        float,
+        typer.Option(
+            help="Share of turns on which the judge's votes are all wrong, or none; 0: each errs alone.", min=0, max=1
+        ),
+    ] = 0.0,
     at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a row per run here.", metavar="FILE")] = None,
@@ -209,7 +215,9 @@ def learn(
         )
     refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
     policy_base = base or cast.bases[0]
-    _refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry)
+    _refuse_unfit(
+        scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry, together=votes_together > 0
+    )
     for control in dict.fromkeys(without):
         if not {method.value for method in wanted[0]} & set(cast.controls[control]):
             raise ConfigError(
@@ -238,6 +246,7 @@ def learn(
             epochs=epochs or (CORRECTION_EPOCHS if cast.one_by_one else EPOCHS),
             answers_per_hint=answers_per_hint, w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
+            votes_together=votes_together,
         )  # fmt: skip
         cells = grid(like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by)
         runs = Grid(kept_in, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
@@ -304,6 +313,7 @@ def _refuse_unfit(
     *,
     problems: Path | None,
     hurry: bool,
+    together: bool,
 ) -> None:
     """Refuse options that the people of the scenario have no use for."""
     from clawstream.simulation.runs.scenarios import CASTS
@@ -316,7 +326,8 @@ def _refuse_unfit(
         raise ConfigError(
             f"{option}: expected {', '.join(known)} with --scenario {scenario}. Nothing was run. Name those"
         )
-    idle = [option for option, is_said in (("--problems", problems is not None), ("--hurry", hurry)) if is_said]
+    of_people = {"--problems": problems is not None, "--hurry": hurry, "--votes-together": together}
+    idle = [option for option, is_said in of_people.items() if is_said]
     if idle and cast.attempts is not None:
         raise ConfigError(f"{', '.join(idle)}: no effect with --scenario {scenario}. Nothing was run. Leave it out")
 

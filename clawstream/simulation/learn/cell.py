@@ -52,6 +52,7 @@ async def run_cell(order: Order, folder: Path) -> CellOutcome:
         training=cell.training,
         patient=not cell.hurry,
         flip_after=cell.flip_after,
+        votes_together=cell.votes_together,
         base=order.base,
         cache_dir=order.cache_dir,
         folder=folder,

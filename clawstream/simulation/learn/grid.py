@@ -45,6 +45,7 @@ class Cell:
     score_at: tuple[int, ...]  # updates, ascending
     teacher: str = USUAL_TEACHER  # by training.teacher's names, or what is usual; of no effect where no hint teaches
     flip_after: int | None = None  # updates: then each person wants what another wanted
+    votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
 
     @property
     def name(self) -> str:

@@ -79,6 +79,7 @@ class Plan:
     control: Control | None = None
     patient: bool = False  # people wait for the policy that learned from what they said before
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
+    votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
     own: Settings | None = None  # a person's settings, which name policy, engines, judge and trainer; None: simulated
 
     @property
@@ -205,7 +206,7 @@ def _judge(plan: Plan, port: int) -> Part:
         name="judge",
         command=(sys.executable, "-m", "clawstream.simulation.judge", "--port", str(port),
                  "--wrong-share", str(WRONG_SHARE), "--seed", str(plan.seed),
-                 "--scenario", plan.people.scenario, *control),
+                 "--scenario", plan.people.scenario, "--together-share", str(plan.votes_together), *control),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ leash always use the trainer's scores. B samples, T response tokens, K of the te
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import torch
@@ -19,6 +19,7 @@ from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.model import Model, TokenScores, Top, Weights
+from clawstream.training.step.carried import JudgeAccuracy
 from clawstream.training.step.losses import (
     LogProbs,
     LossSums,
@@ -50,6 +51,7 @@ class Scored:
     reference: list[Tensor] | None  # [T] each; None only without a leash
     advantages: Sequence[float] | None = None  # one per sample; None: they follow from the rewards
     tool_baseline: float = 0.0  # the usual reward of an answer that calls tools
+    judges: JudgeAccuracy = field(default_factory=JudgeAccuracy)
 
     def wanted(self, index: int) -> float | None:
         """How much the sample's answer is to become likelier, hints aside; None: there is no signal."""
@@ -57,7 +59,13 @@ class Scored:
             return self.advantages[index]
         sample = self.samples[index]
         reward = sample.learned_reward
-        return reward if reward is None or not sample.calls_tools else reward - self.tool_baseline
+        if reward is None:
+            return None
+        if sample.calls_tools:
+            return reward - self.tool_baseline
+        others = (sample.person_reward, sample.environment_reward, sample.heuristic_reward)
+        is_verdict = sample.reward is not None and not sample.cut and all(score is None for score in others)
+        return (reward * self.judges.weight(sample) or None) if is_verdict else reward
 
     def open_nats(self, index: int) -> float | None:
         """The mean over tokens of the sampling policy's log-prob less the teacher's.
@@ -100,6 +108,7 @@ class BatchLoss:
         moves: bool,
         advantages: Sequence[float] | None = None,
         tool_baseline: float = 0.0,
+        judges: JudgeAccuracy | None = None,
     ) -> Scored:
         """Return the scores that the loss needs; `teacher` None: the current weights.
 
@@ -142,6 +151,7 @@ class BatchLoss:
             reference=answers if self.objective.kl > 0 else None,
             advantages=advantages,
             tool_baseline=tool_baseline,
+            judges=judges or JudgeAccuracy(),
         )
 
     def _taught(self, suffixes: list[Suffix], teacher: Weights | None) -> tuple[list[Tensor], list[Top]]:

@@ -1,6 +1,7 @@
 """What a trainer remembers from version to version beside tensors. Pure.
 
-It is the learning rate's course, the rewards of answers that call tools, and the gate's memory.
+It is the learning rate's course, the rewards of answers that call tools, how often judges and people agreed, and the
+gate's memory.
 
 The learning rate falls with the updates, never under a quarter of its peak, and starts again at its peak when people
 want something else. Two signs say so, of which one needs no rewards: the mean of the last rewards fell far below its
@@ -21,6 +22,7 @@ CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse
 LEAST_SHARE = 0.25  # of the peak; it is reached after 128 updates
 WINDOW = 128  # rewards, or gaps
 RESTART_DROP = 0.5  # of the mean of rewards -1 and 1: over five standard deviations, if the rewards were coin tosses
+TRUSTED_VERDICTS = 8  # that are taken to be right before people checked any
 LEAST_REWARDS = 8  # fewer have no mean to speak of
 RESTART_FACTOR = 2.0  # of the mean gap
 RESTART_DEVIATIONS = 7.0  # of a window's mean gap; a smaller rise above the least of many windows may be chance
@@ -88,11 +90,44 @@ class ToolCalls:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeAccuracy:
+    """How often each judge's verdict had the sign of a person's score of the same answer."""
+
+    last_agreed: Mapping[str, tuple[bool, ...]] = field(
+        default_factory=dict
+    )  # by judge and prompt version, newest last
+
+    def weight(self, sample: SampleAssembled) -> float:
+        """Return how much the verdict of this sample's judge counts, from 0 to 1: 2 * accuracy - 1.
+
+        That is the expected sign of a person's score where the verdict is 1. The accuracy begins as if
+        `TRUSTED_VERDICTS` had been right, so that a judge whom nobody checked has the weight 1.
+        """
+        agreed = self.last_agreed.get(_judge(sample), ())
+        accuracy = (sum(agreed) + TRUSTED_VERDICTS) / (len(agreed) + TRUSTED_VERDICTS)
+        return max(0.0, 2 * accuracy - 1)
+
+    def after(self, samples: Sequence[SampleAssembled]) -> "JudgeAccuracy":
+        """Return it with the answers of a step that both a judge and a person scored."""
+        last_agreed = dict(self.last_agreed)
+        for sample in samples:
+            if sample.reward and sample.person_reward and not sample.cut:
+                agreed = (*last_agreed.get(_judge(sample), ()), sample.reward * sample.person_reward > 0)
+                last_agreed[_judge(sample)] = agreed[-WINDOW:]
+        return JudgeAccuracy(last_agreed=last_agreed)
+
+
+def _judge(sample: SampleAssembled) -> str:
+    return f"{sample.judge} {sample.prompt_version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     """All of it, as a checkpoint keeps it, so that a rollback restores it."""
 
     schedule: Schedule = Schedule()
     tool_calls: ToolCalls = ToolCalls()
+    judges: JudgeAccuracy = JudgeAccuracy()
     gate: GateMemory = field(default_factory=GateMemory)
 
     @classmethod
@@ -103,6 +138,7 @@ class Carried:
         return cls(
             schedule=Schedule(**saved | windows),
             tool_calls=ToolCalls(last_rewards=tuple(plain["tool_calls"]["last_rewards"])),
+            judges=JudgeAccuracy(last_agreed={name: tuple(agreed) for name, agreed in plain["judges"].items()}),
             gate=GateMemory.of(plain["gate"]),
         )
 
@@ -111,5 +147,6 @@ class Carried:
         return {
             "schedule": asdict(self.schedule),
             "tool_calls": asdict(self.tool_calls),
+            "judges": dict(self.judges.last_agreed),
             "gate": self.gate.plain(),
         }

@@ -116,7 +116,10 @@ class Trainer:
                     gate.let_out(version=version, seed=seed)
         mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, samples)
         memory = self._carried.gate.after(samples, as_it_is=gate is not None and gate.as_it_is)
-        self._carried = replace(self._carried, gate=memory, tool_calls=self._carried.tool_calls.after(samples))
+        self._carried = replace(
+            self._carried, gate=memory, tool_calls=self._carried.tool_calls.after(samples),
+            judges=self._carried.judges.after(samples),
+        )  # fmt: skip
         return StepSummary(
             num_samples=len(samples),
             num_hinted=sum(hint_counts(s, by_engine=settings.by_engine) for s in samples),
@@ -152,6 +155,7 @@ class Trainer:
             [samples[i] for i in mine], teacher=teacher, reference=base, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
             tool_baseline=0.0 if self._settings.as_published else self._carried.tool_calls.baseline,
+            judges=None if self._settings.as_published else self._carried.judges,
         )  # fmt: skip
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:

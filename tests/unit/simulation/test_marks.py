@@ -138,5 +138,5 @@ def test_the_interval_holds_the_share_and_stays_within_0_and_1(counts: tuple[int
 
 @pytest.mark.parametrize("text", ["", "12 14\n", "{}\n", '{"persona": "nobody"}\n', "[1]\n", OF_NOBODY])
 def test_a_file_that_is_not_of_problems_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="write the file anew"):
+    with pytest.raises(ValueError, match="write the file again"):
         questions(text)

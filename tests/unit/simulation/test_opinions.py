@@ -1,6 +1,7 @@
 """What the simulated judge makes of the prompts that clawstream really sends."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -142,6 +143,17 @@ def test_votes_on_one_answer_are_wrong_independently() -> None:
     lost = sum(sum(boxed(ask(judge, p, vote)) != 1 for vote in range(3)) >= 2 for p in prompts)
 
     assert 0.015 < lost / 3000 < 0.045  # 2.8 % by the binomial; 10 % if votes went wrong together
+
+
+def test_votes_that_err_together_lose_as_many_verdicts_as_one_vote_would() -> None:
+    judge, rng = SimulatedJudge(wrong_share=0.1, seed=0, together_share=1.0), random.Random(0)
+    prompts = [score_prompt(case(f"thanks! {rng.random()}"), 2000) for _ in range(3000)]
+    votes = [{boxed(ask(judge, p, vote)) for vote in range(3)} for p in prompts]
+    assert all(len(one) == 1 for one in votes)
+    assert 0.08 < sum(one == {-1} for one in votes) / 3000 < 0.12
+    half = replace(judge, together_share=0.5)
+    apart = sum(len({boxed(ask(half, p, vote)) for vote in range(3)}) > 1 for p in prompts[:1000]) / 1000
+    assert 0.08 < apart < 0.19  # half of the 27 % of turns on which votes that err by themselves differ
 
 
 def test_what_is_said_of_another_subject_is_a_hint_of_its_own_and_never_a_reward() -> None:
