@@ -45,10 +45,8 @@ class SamplesSettings(Section):
 
     off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
         "refuse",
-        description="answers sampled with temperature 0, top_p, top_k, penalties or a grammar, so not by the policy's "
-        "own probabilities: refuse gives no sample; hint_only: one without its reward (only with method = topk, as "
-        "others weigh hints by log-probs); with gateway_override there are none, as the gateway samples main turns "
-        "from the whole distribution whatever the client asks, and refuses grammars",
+        description="answers not sampled by the policy's own probabilities (top_p, penalties, a grammar): refuse gives "
+        "no sample, hint_only (method = topk) one without reward, and gateway_override samples by them all the same",
     )
     interrupted: bool = Field(
         False,
@@ -101,8 +99,8 @@ class TrainingSettings(Section):
     )
     late: Literal["record", "refresh"] = Field(
         "record",
-        description="what becomes of a sample that comes after its turn was trained on: record keeps it on the log; "
-        "with refresh, where it has a hint, the policy answers its prompt again, shown to nobody, and trains on that",
+        description="a sample that comes after its turn was trained on: record keeps it on the log; refresh, where it "
+        "has a hint, has its prompt answered again, unseen, and trains on that",
     )
     answers_per_hint: int = Field(
         1, ge=1, le=64, description="answers that a hint scores, the turn's own included; nobody is shown the others"
@@ -111,8 +109,8 @@ class TrainingSettings(Section):
         None,
         ge=0,
         le=0.5,
-        description="of a batch: past hints, trained on again by answers that the policy gives unseen to the prompts "
-        "they were said of; none: a third, or 0 where the method does not learn from hints or an engine is teacher",
+        description="of a batch: past hints, on prompts that the policy answers again, unseen; none: a third, or 0 "
+        "where the method learns from no hints or an engine is teacher",
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(
@@ -148,9 +146,8 @@ class TrainingSettings(Section):
     )
     teacher: Literal["contrast", "reference", "ema", "current", "engine"] | None = Field(
         None,
-        description="what hints are weighed by: what they change in the base (contrast); or how far the policy is from "
-        "the base with the hint, from its own moving average, itself, or teacher.url with the hint; none: contrast "
-        "where w_topk counts, else reference",
+        description="who says, with the hint in its prompt, how an answer should have been: the base (contrast: less "
+        "what it says without), the policy's moving average, the policy, or teacher.url; none: contrast or reference",
     )
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
