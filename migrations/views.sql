@@ -389,7 +389,7 @@ FROM groups AS g
 CROSS JOIN LATERAL jsonb_to_recordset(g.dropped)
     AS s(step_index bigint, turn_id text, sample_id text, reason text);
 
--- What came of each prompt that was to be answered anew.
+-- What came of each prompt that was to be answered again.
 CREATE OR REPLACE VIEW refreshed_outcomes AS
 SELECT
     session_id,

@@ -1,4 +1,4 @@
-"""`clawstream audit` and `clawstream projection`: compare the database with the log, and make it anew."""
+"""`clawstream audit` and `clawstream projection`: compare the database with the log, and rebuild it."""
 
 import asyncio
 import json
@@ -74,11 +74,11 @@ def rebuild(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make every table anew from the log, beside the tables that people read, and then swap them.
+    """Make every table again from the log, beside the tables that people read, and then swap them.
 
     Readers and the projector go on meanwhile; the projector goes on with the new tables.
     With --trust-log, stages and trainers that have read beyond the log's end are put back too: stop them first. From
-    then on `audit verify` says of which partitions the books (offsets and hash chain) were overruled, and when.
+    then on `audit verify` says of which partitions offset and hash chain were overruled, and when.
     """
     from clawstream.projections.rebuild.rebuilding import Rebuilt
     from clawstream.projections.rebuild.rebuilding import rebuild as make
@@ -106,7 +106,7 @@ def rebuild(
         console.print(f"{made.records_unread:,} of them can't be read and have no row")
     if made.overruled:
         console.print(
-            f"the books of {', '.join(made.overruled)} were overruled; the table `overruled` has what they said"
+            f"offset and hash chain of {', '.join(made.overruled)} were overruled; the table `overruled` has both"
         )
     if made.fenced:
         console.print(
@@ -163,10 +163,11 @@ def _show(found: "Audit") -> None:
             f"{found.answers_without_outcome:,}: their session has a later answer, or a day has passed, and no turn or "
             f"orphan says what became of them. For example {', '.join(found.without_outcome[:3])}",
         )
-    for book in found.overruled:
+    for overruled in found.overruled:
         facts.add_row(
-            f"{book.place.topic} partition {book.place.partition}",
-            f"its books were overruled on {book.at:%Y-%m-%d %H:%M:%S}; the tables of before: {book.kept_schema}",
+            f"{overruled.place.topic} partition {overruled.place.partition}",
+            f"offset and hash chain overruled on {overruled.at:%Y-%m-%d %H:%M:%S}; the tables of before: "
+            f"{overruled.kept_schema}",
         )
     for place, offset in found.expired.items():
         facts.add_row(

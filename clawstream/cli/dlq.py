@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 dlq = typer.Typer(name="dlq", help="Records that a stage set aside, and what becomes of them.", no_args_is_help=True)
-_ID = Annotated[str, typer.Argument(help="stage/topic/partition/offset, as `list` prints it.", metavar="LETTER")]
+_ID = Annotated[str, typer.Argument(help="stage/topic/partition/offset, as `list` prints it.", metavar="DEAD_LETTER")]
 _STAGE = Annotated[str | None, typer.Option(help="Only this stage's.")]
 
 
 @dlq.command("list")
-def list_letters(
+def list_dead_letters(
     context: typer.Context,
     stage: _STAGE = None,
     every: Annotated[bool, typer.Option("--all", help="Also those that wait no more.")] = False,
@@ -38,18 +38,18 @@ def list_letters(
     if as_json:
         typer.echo(json.dumps([plain(one) for one in wanted]))
         return
-    table = Table("letter", "session", "reason", "fate")
+    table = Table("dead letter", "session", "reason", "fate")
     for row in map(plain, wanted):
-        table.add_row(*(Text(_text(row[column])) for column in ("letter", "key", "reason", "fate")))
+        table.add_row(*(Text(_text(row[column])) for column in ("dead_letter", "key", "reason", "fate")))
     layout.show(Console(), table)
 
 
 @dlq.command()
-def show(context: typer.Context, letter: _ID, as_json: AsJson = False) -> None:
+def show(context: typer.Context, dead_letter: _ID, as_json: AsJson = False) -> None:
     """Show one record: what is known of it, its headers, and its bytes as far as they can be read."""
     from clawstream.stream.quarantine import shown
 
-    found = _with_log(context, lambda log: shown(log, letter))
+    found = _with_log(context, lambda log: shown(log, dead_letter))
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -60,27 +60,27 @@ def show(context: typer.Context, letter: _ID, as_json: AsJson = False) -> None:
 @dlq.command()
 def replay(
     context: typer.Context,
-    letter: Annotated[str | None, typer.Argument(help="As `list` prints it; without it, all of --stage.")] = None,
+    dead_letter: Annotated[str | None, typer.Argument(help="As `list` prints it; without it, all of --stage.")] = None,
     stage: _STAGE = None,
     as_json: AsJson = False,
 ) -> None:
     """Have the stage use the record where it stood, then what waits behind it, in order."""
     from clawstream.stream.dead_letters import Fate
 
-    _ruled(context, letter, stage, Fate.REPLAY, None, as_json)
+    _ruled(context, dead_letter, stage, Fate.REPLAY, None, as_json)
 
 
 @dlq.command()
 def discard(
     context: typer.Context,
-    letter: _ID,
+    dead_letter: _ID,
     reason: Annotated[str, typer.Option(prompt=True, help="Why it may be left out; the queue keeps it.")],
     as_json: AsJson = False,
 ) -> None:
     """Leave the record out for good; what waits behind it is used, in order."""
     from clawstream.stream.dead_letters import Fate
 
-    _ruled(context, letter, None, Fate.DISCARD, reason, as_json)
+    _ruled(context, dead_letter, None, Fate.DISCARD, reason, as_json)
 
 
 def _text(value: object) -> str:
@@ -88,11 +88,11 @@ def _text(value: object) -> str:
 
 
 def _ruled(
-    context: typer.Context, letter: str | None, stage: str | None, fate: "Fate", because: str | None, as_json: bool
+    context: typer.Context, dead_letter: str | None, stage: str | None, fate: "Fate", because: str | None, as_json: bool
 ) -> None:
     from clawstream.stream.quarantine import plain, rule
 
-    found = _with_log(context, lambda log: rule(log, fate, dead_letter=letter, stage=stage, because=because))
+    found = _with_log(context, lambda log: rule(log, fate, dead_letter=dead_letter, stage=stage, because=because))
     if as_json:
         typer.echo(json.dumps([plain(one) for one in found]))
     names = ", ".join(sorted({one.id.group for one in found}))

@@ -226,9 +226,9 @@ def _monitor(told: Mapping[str, Any]) -> Table:
         table.add_row(name, _or_none(value_of(minute)), _or_none(value_of(hour)))
         if name == "samples refused":
             _by_kind(table, "refusals", told)
-    if hour["anew"]:
-        table.add_row("answers given anew", "", "")
-        _by_kind(table, "anew", told)
+    if hour["refreshed"]:
+        table.add_row("answers given again", "", "")
+        _by_kind(table, "refreshed", told)
     return table
 
 

@@ -41,7 +41,7 @@ def mask(answer: ExchangeCompleted | AnswerRefreshed, *, rewarded: bool = True) 
     """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on.
 
     A cut answer is trained on whatever is in it, as its reward is known: thinking alone, or one thing over and over.
-    An answer that is not `rewarded`, as one given anew, has its hint alone, which says nothing of an answer's end.
+    An answer that is not `rewarded`, as one given again, has its hint alone, which says nothing of an answer's end.
     """
     if not answer.output_ids:
         return RefusalReason.EMPTY_ANSWER

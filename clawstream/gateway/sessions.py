@@ -2,7 +2,7 @@
 
 All tables but the prompts are folds over answered exchanges, so a restart rebuilds them from the log; it forgets
 requests without an answer. Time comes in as an argument. Forgetting costs tokens and time, never an answer: the prompt
-of a forgotten session is rendered anew, and a client that names a forgotten response is asked for its messages.
+of a forgotten session is rendered again, and a client that names a forgotten response is asked for its messages.
 
 A conversation is recognised by a hash of all messages up to and including one of our answers, except a client's own
 blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) a second hash is

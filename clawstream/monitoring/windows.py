@@ -97,7 +97,7 @@ class EventCounts:
     exchanges   how many by outcome: "completed", or the reason of the failure
     votes       how many by the vote's status
     refusals    how many turns or sessions gave no sample, by the reason
-    anew        how many outcomes of refreshed answers: "sampled", "unanswered", or the reason why there is no sample
+    refreshed   how many outcomes of refreshed answers: "sampled", "unanswered", or the reason why there is no sample
     """
 
     exchanges: Mapping[str, int] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class EventCounts:
     score_sum: int = 0
     samples: int = 0
     refusals: Mapping[str, int] = field(default_factory=dict)
-    anew: Mapping[str, int] = field(default_factory=dict)
+    refreshed: Mapping[str, int] = field(default_factory=dict)
     steps: int = 0
     steps_rejected: int = 0
     activations: int = 0
@@ -168,11 +168,11 @@ def tally(event: Event) -> EventCounts:
         case events.SampleRefused(refreshed_id=None):
             return EventCounts(refusals={event.reason.value: 1})
         case events.SampleAssembled():
-            return EventCounts(anew={"sampled": 1})
+            return EventCounts(refreshed={"sampled": 1})
         case events.SampleRefused():
-            return EventCounts(anew={event.reason.value: 1})
+            return EventCounts(refreshed={event.reason.value: 1})
         case events.AnswerRefreshed(error=str()):
-            return EventCounts(anew={"unanswered": 1})
+            return EventCounts(refreshed={"unanswered": 1})
         case events.StepTaken():
             return EventCounts(steps=1)
         case events.StepRejected():

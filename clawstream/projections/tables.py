@@ -6,8 +6,8 @@ the name of an event's field; the fields of a request stand beside those of its 
 field may be None, or where one of the table's events lacks the field.
 
 No table has a foreign key to another: topics are read at different speeds, so only the views join tables. Text and JSON
-are stored as clawstream/projections/text.py says. `offsets`, `chain_blocks`, `set_aside` and `commits` are the books in
-which the projector keeps its progress; `overruled` keeps what they said where a rebuild did not follow them.
+are stored as clawstream/projections/text.py says. The projector keeps its progress in the progress tables `offsets`,
+`chain_blocks`, `set_aside` and `commits`; `overruled` keeps what they said where a rebuild did not follow them.
 """
 
 import re
@@ -138,8 +138,8 @@ def _facts(name: str, kinds: Mapping[type[Event], str | None], *more: Column[Any
     )
 
 
-def _book(name: str, *columns: Column[Any], key: Sequence[str] = ()) -> Table:
-    """Return a table of the projector's books, keyed by partition and `key`."""
+def _progress_table(name: str, *columns: Column[Any], key: Sequence[str] = ()) -> Table:
+    """Return a table of the projector's progress, keyed by partition and `key`."""
     place = (_must("topic", Text), _must("partition", Integer))
     return Table(name, metadata, *place, *columns, PrimaryKeyConstraint("topic", "partition", *key))
 
@@ -226,7 +226,7 @@ promotions = _facts("promotions", {events.SamplesPromoted: None})
 rollbacks = _facts("rollbacks", {events.RollbackAsked: None})
 pins = _facts("pins", {events.VersionPinned: None})
 
-offsets = _book(
+offsets = _progress_table(
     "offsets",
     _must("next_offset", BigInteger),
     _must("epoch", BigInteger),  # raised by each claim of the partition; only the newest claim may write
@@ -234,7 +234,7 @@ offsets = _book(
     Column("chain_from", BigInteger),  # the offset of the chain's first record
 )
 
-chain_blocks = _book(
+chain_blocks = _progress_table(
     "chain_blocks",
     _must("block", BigInteger),
     _must("next_offset", BigInteger),
@@ -243,7 +243,7 @@ chain_blocks = _book(
     key=["block"],
 )
 
-set_aside = _book(
+set_aside = _progress_table(
     "set_aside",  # records that were read but have no row; see clawstream/projections/write/quarantine.py
     _must("source_offset", BigInteger),
     _must("log_time_ms", BigInteger),
@@ -255,8 +255,8 @@ set_aside = _book(
     key=["source_offset"],
 )
 
-overruled = _book(
-    "overruled",  # what the books said before a rebuild with `--trust-log`
+overruled = _progress_table(
+    "overruled",  # what the progress tables said before a rebuild with `--trust-log`
     _must("overruled_at", DateTime(timezone=True)),
     _must("next_offset", BigInteger),
     Column("chain", LargeBinary),
@@ -266,7 +266,7 @@ overruled = _book(
     key=["overruled_at"],
 )
 
-commits = _book(
+commits = _progress_table(
     "commits",
     _must("next_offset", BigInteger),
     _must("first_offset", BigInteger),

@@ -324,7 +324,7 @@ class _Partition:
                 self._writing = self._tasks.create_task(self._worker.put(records))
 
     async def _let_calls_end(self, record: Record) -> None:
-        """Wait for open calls of the record's session, if it was silent so long that the record begins it anew.
+        """Wait for open calls of the record's session, if it was silent so long that the record begins it again.
 
         Wait also while twice `calls_at_once` calls, or more, are open.
         """

@@ -73,10 +73,10 @@ def _pairs(
         keys = [_alone(turn_id)]
     if isinstance(event, HintFound | HintAbsent | TeacherScored):
         keys = [key for key in keys if key == judged_of(event)]
-    return [(key, one) for key in keys for one in given if (key, one.event_id) not in session.scored_anew]
+    return [(key, one) for key in keys for one in given if (key, one.event_id) not in session.scored_refreshed]
 
 
-def answered_anew(answer: CandidateAnswer, given: AnswerRefreshed) -> CandidateAnswer:
+def with_refreshed_answer(answer: CandidateAnswer, given: AnswerRefreshed) -> CandidateAnswer:
     """Return the turn's answer replaced by the refreshed answer `given`."""
     assert given.message is not None, "only an answer that was given becomes a sample"
     assert given.finish_reason is not None, "an answer that was given has a finish reason"
@@ -212,7 +212,7 @@ def rest(session: JoiningState, learns: LearnsFrom) -> JoiningState:
         feedback=only(session.feedback, lambda turn_id: turn_id not in life.answers),
         lost=(),
         refreshed=only(session.refreshed, lambda turn_id: turn_id not in life.answers),
-        scored_anew=frozenset(pair for pair in session.scored_anew if pair[0].turn_id not in life.answers),
+        scored_refreshed=frozenset(pair for pair in session.scored_refreshed if pair[0].turn_id not in life.answers),
         joined=only(session.joined, lambda key: key.turn_id not in joined),
         recalled=RecalledPrompts(),
         over=buried(session.over, session.marks, session.turns),
@@ -237,7 +237,7 @@ def _life(session: JoiningState, exchange_ids: set[str]) -> JoiningState:
         scores=only(session.scores, exchange_ids.__contains__),
         feedback=only(session.feedback, exchange_ids.__contains__),
         refreshed=only(session.refreshed, exchange_ids.__contains__),
-        scored_anew=frozenset(pair for pair in session.scored_anew if of_it(pair[0])),
+        scored_refreshed=frozenset(pair for pair in session.scored_refreshed if of_it(pair[0])),
         joined=only(session.joined, of_it),
         recalled=RecalledPrompts(),
         over=MappingProxyType({}),

@@ -33,7 +33,7 @@ from clawstream.events import (
     TurnsSettled,
 )
 from clawstream.inference.engine import ScoreRequest
-from clawstream.samples.due import Due, answered_anew, due, rest
+from clawstream.samples.due import Due, due, rest, with_refreshed_answer
 from clawstream.samples.hinted import Scoring, hinted_prompt
 from clawstream.samples.session import (
     FIRST_LOOK,
@@ -138,7 +138,7 @@ def _written(session: JoiningState, sought: Due) -> JoiningState:
     """Return the session that remembers `sought` as written, with the feedback known by now."""
     key, given = sought
     if given is not None:
-        return session._replace(scored_anew=session.scored_anew | {(key, given.event_id)})
+        return session._replace(scored_refreshed=session.scored_refreshed | {(key, given.event_id)})
     known = opinions_of(session, key.turn_id).num_changes
     return session._replace(joined=with_entry(session.joined, key, known))
 
@@ -163,7 +163,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
     """Return the sample, the reason why there is none, or the scoring that a teacher is asked for first."""
     answer = session.answers[sought.key.turn_id]
     if sought.given is not None:
-        answer = answered_anew(answer, sought.given)
+        answer = with_refreshed_answer(answer, sought.given)
     said = _said(session, sought, answer, rules)
     if isinstance(said, RefusalReason):
         return _Joined(said, session.recalled)

@@ -201,7 +201,7 @@ class JoiningState(NamedTuple):
     feedback: Mapping[str, Opinions] = MappingProxyType({})  # by turn, also of answers that are not known yet
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
-    scored_anew: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer, written
+    scored_refreshed: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer, written
     joined: Mapping[VerdictKey, int] = MappingProxyType({})  # with a sample or refusal; the feedback counted by then
     recalled: RecalledPrompts = RecalledPrompts()
     over: Over = MappingProxyType({})
@@ -280,10 +280,10 @@ def _learn_feedback(session: JoiningState, event: FeedbackGiven) -> JoiningState
     lost = _unplaced(session, feedback)[:-MAX_UNPLACED]
     for turn_id in lost:
         del feedback[turn_id]
-    anew = session.scored_anew
+    scored = session.scored_refreshed
     if after.hint != before.hint:
-        anew = frozenset(pair for pair in anew if pair[0].turn_id != event.turn_id)
-    return session._replace(feedback=MappingProxyType(feedback), lost=tuple(lost), scored_anew=anew)
+        scored = frozenset(pair for pair in scored if pair[0].turn_id != event.turn_id)
+    return session._replace(feedback=MappingProxyType(feedback), lost=tuple(lost), scored_refreshed=scored)
 
 
 def _learn_refreshed(session: JoiningState, event: AnswerRefreshed) -> JoiningState:

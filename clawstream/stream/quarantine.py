@@ -193,7 +193,7 @@ async def shown(log: Log, name: str) -> dict[str, Any]:
     dead_letter_id = dead_letter_id_of(name)
     found, raw = await _read(log, dead_letter_id)
     dead_letter = _known(found, dead_letter_id)
-    assert raw is not None, "a letter is known from its copy"
+    assert raw is not None, "a dead letter is known from its copy"
     try:
         event: str | None = repr(codec().decode(raw.value))
     except UndecodableRecord:
@@ -210,7 +210,7 @@ async def rule(
     Raises OperatorError for a dead letter that is unknown, parked or ruled about already.
     """
     if (dead_letter is None) == (stage is None):
-        raise OperatorError("name one letter, or all of a stage with --stage; see `clawstream dlq list`")
+        raise OperatorError("name one dead letter, or all of a stage with --stage; see `clawstream dlq list`")
     if because is not None and not because.strip():
         raise OperatorError("a reason is needed: people who look at the log later have nothing else to go by")
     found, _ = await _read(log, None)
@@ -231,14 +231,14 @@ def dead_letter_id_of(name: str) -> DeadLetterId:
         case [group, topic, partition, offset] if partition.isdecimal() and offset.isdecimal():
             return DeadLetterId(group, topic, int(partition), int(offset))
     raise OperatorError(
-        f"{name!r} names no letter: expected stage/topic/partition/offset, as `clawstream dlq list` shows"
+        f"{name!r} names no dead letter: expected stage/topic/partition/offset, as `clawstream dlq list` shows"
     )
 
 
 def plain(dead_letter: DeadLetter) -> dict[str, Any]:
     """Return a dead letter as plain values for JSON."""
     return {
-        "letter": str(dead_letter.id),
+        "dead_letter": str(dead_letter.id),
         "stage": dead_letter.id.group,
         "topic": dead_letter.id.topic,
         "partition": dead_letter.id.partition,

@@ -200,7 +200,7 @@ def diff(wanted: Iterable[Topic], found: Mapping[str, ExistingTopic], *, partiti
             changes.append(
                 RefusedChange(
                     topic=topic, what="number of partitions", found=str(there.partitions), wanted=str(count),
-                    remedy="records would move between partitions: create the topic anew and copy it, "
+                    remedy="records would move between partitions: create the topic again and copy it, "
                     "or use another kafka.prefix",
                 )
             )  # fmt: skip

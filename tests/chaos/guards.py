@@ -68,7 +68,7 @@ def remove(guard: Guard, stage: str) -> None:
         case Guard.MANIFEST, "train":
             _forget_plans()
         case Guard.FENCE, "project":
-            _write_without_the_books()
+            _write_unfenced()
         case Guard.BUFFERS, "turns" | "judging" | "samples":
             _go_on_where_we_were()
 
@@ -129,7 +129,7 @@ def _forget_plans() -> None:
     PolicyProgress.learn = without_plans  # type: ignore[method-assign]
 
 
-def _write_without_the_books() -> None:
+def _write_unfenced() -> None:
     from clawstream.projections.write import writer
 
     def advance(cursor: Any, part: Any, own: Any = writer._advance) -> Any:

@@ -75,7 +75,7 @@ class Collected:
     rows: Mapping[str, frozenset[str]] = field(default_factory=dict)  # event ids by table
     rows_differ: int = 0  # as the audit says
     chain_breaks: int = 0
-    marked_twice: Sequence[str] = ()  # places of the log that the projector's books have two marks of
+    marked_twice: Sequence[str] = ()  # places of the log that the projector has two marks of
     manifests: Mapping[int, BatchPlanned] = field(default_factory=dict)  # of the checkpoints, by version
     moved: Sequence[Moved] = ()
     failed: Sequence[str] = ()  # requests, while their gateway was up and had room
@@ -270,7 +270,7 @@ def _rows(found: Collected, log: _Log) -> Iterable[Finding]:
     for _ in range(found.rows_differ):
         yield Finding(promise=Promise.ROWS_DIFFER, what="a row differs, says the audit")
     for place in found.marked_twice:
-        yield Finding(promise=Promise.ROWS_DIFFER, what=f"{place} was written twice, say the projector's books")
+        yield Finding(promise=Promise.ROWS_DIFFER, what=f"{place} was written twice, says the projector's progress")
     for _ in range(found.chain_breaks):
         yield Finding(promise=Promise.ROWS_DIFFER, what="the hash chain is broken, says the audit")
 

@@ -20,12 +20,13 @@ from clawstream.projections.write.chain import BLOCK_OFFSETS, MARK_BYTES
 from clawstream.projections.write.progress import blocks_of
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import EXCHANGES, HINTS, POLICY, SAMPLES, TURNS, VERDICTS, VOTES
 from clawstream.training.checkpoints import read
 from tests.chaos.oracle import TABLES, Moved
 
 TOPICS = (
-    "clawstream.exchanges.v1", "clawstream.turns.v1", "clawstream.votes.v1", "clawstream.verdicts.v1",
-    "clawstream.hints.v1", "clawstream.samples.v1", "clawstream.policy.v1",
+    EXCHANGES, TURNS, VOTES, VERDICTS,
+    HINTS, SAMPLES, POLICY,
 )  # fmt: skip
 GROUPS = ("turns", "judging", "samples", "project")
 _COMMITS = "__consumer_offsets"
@@ -107,7 +108,7 @@ def rows(url: str) -> dict[str, frozenset[str]]:
 
 
 def marked_twice(url: str) -> tuple[str, ...]:
-    """Return the places of the log that the projector's books have more than one mark of.
+    """Return the places of the log that the projector's progress tables have more than one mark of.
 
     A batch that was written twice leaves that for good: rows are merged, and a chain is made whole by who reads again.
     """

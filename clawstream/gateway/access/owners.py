@@ -94,7 +94,7 @@ class Owners:
         except sqlite3.Error as error:
             raise TryLater(
                 f"the owner of session {session_id} can't be read from {self._path} ({error}); if the file is removed, "
-                "the gateway makes it anew from the log when it is started"
+                "the gateway makes it again from the log when it is started"
             ) from error
         if found is None and not self.whole:
             raise TryLater(f"the owner of session {session_id} is not known yet: the log is still being read")

@@ -47,7 +47,7 @@ class Spool:
     def __init__(self, file: SpoolFile, *, max_bytes: int, fsync: Fsync) -> None:
         self.path = file.path
         self._file = file
-        self._anew: SpoolFile | None = None
+        self._successor: SpoolFile | None = None
         self._copied = 0  # the successor has the waiting records up to here
         self._max_bytes = max_bytes
         self._worth_from = max(max_bytes // _WORTH, _WORTH_BYTES)
@@ -67,7 +67,7 @@ class Spool:
             try:
                 yield spool
             finally:
-                spool._leave_anew()
+                spool._leave_successor()
 
     @property
     def num_bytes(self) -> int:
@@ -134,23 +134,23 @@ class Spool:
             place = self._after(place, found)
 
     def _empty(self) -> None:
-        self._leave_anew()
+        self._leave_successor()
         self._file.empty(self._end)
         self._taken = self._end
 
     def _shorten(self) -> None:
         """Copy some of the waiting records to a new file, if that pays; with all of them it replaces this one."""
         try:
-            if self._anew is None:
+            if self._successor is None:
                 if not self._worth():
                     return
-                self._anew = self._file.successor(self._taken)
+                self._successor = self._file.successor(self._taken)
                 self._copied = self._taken
-            self._copy(self._anew)
+            self._copy(self._successor)
             if self._copied == self._end:
-                self._change_over(self._anew)
+                self._change_over(self._successor)
         except OSError as error:
-            self._leave_anew()
+            self._leave_successor()
             LOG.debug("spool=not_shortened path=%s reason=%s; it goes on as it is", self.path, error)
 
     def _worth(self) -> bool:
@@ -158,28 +158,28 @@ class Spool:
         room = self._free_bytes() - self._max_bytes // _KEPT_FREE
         return taken >= max(self._worth_from, self.num_bytes) and room >= self.num_bytes
 
-    def _copy(self, anew: SpoolFile) -> None:
+    def _copy(self, successor: SpoolFile) -> None:
         """Copy some waiting records to the successor and fsync it, without notes, as they name old places."""
         whole = without_notes(self._data_at(self._copied, _STEP_BYTES))
         if not whole:
             self._put_aside(self._copied, self._next_whole(self._copied, self._end))
-        anew.write(whole, self._copied)
-        anew.sync(self._fsync)
+        successor.write(whole, self._copied)
+        successor.sync(self._fsync)
         self._copied += len(whole)
 
-    def _change_over(self, anew: SpoolFile) -> None:
+    def _change_over(self, successor: SpoolFile) -> None:
         """Put the successor in the file's place."""
-        note = taken_frame(self._taken - anew.begin)
-        anew.write(note, self._end)
-        anew.sync(self._fsync)
-        self._file.become(anew)
-        self._anew = None
+        note = taken_frame(self._taken - successor.begin)
+        successor.write(note, self._end)
+        successor.sync(self._fsync)
+        self._file.become(successor)
+        self._successor = None
         self._end += len(note)
 
-    def _leave_anew(self) -> None:
-        anew, self._anew = self._anew, None
-        if anew is not None:
-            anew.remove()
+    def _leave_successor(self) -> None:
+        successor, self._successor = self._successor, None
+        if successor is not None:
+            successor.remove()
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self.path.parent).free

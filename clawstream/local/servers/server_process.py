@@ -98,7 +98,7 @@ def last_lines(text: str, num_lines: int = 15) -> str:
 
 
 class ServerProcess:
-    """A running server that ends with this process. Its log starts anew; the one before it is kept as .log.1.
+    """A running server that ends with this process. It writes a new log; the one before it is kept as .log.1.
 
     `keep_fd` is held open until the server is gone; a lock on it says that the server's folder is in use.
     """

@@ -85,22 +85,22 @@ def _turn(event: Event) -> str | None:
             hint = f", hint {_short(event.hint)}" if event.hint is not None else ""
             heard = "" if event.num_feedback is None else f" after feedback {event.num_feedback}"
             said = f"reward {event.total_reward}{heard}, {len(event.response_ids)} tokens{hint}"
-            return f"turn {event.turn_id}{_anew(event)}: {said}"
+            return f"turn {event.turn_id}{_answered_again(event)}: {said}"
         case events.SampleRefused():
             what = "the session" if event.turn_id is None else f"turn {event.turn_id}"
-            return f"{what}{_anew(event)}: {event.reason.value}"
+            return f"{what}{_answered_again(event)}: {event.reason.value}"
         case events.FeedbackGiven():
             return f"turn {event.turn_id}: {event.source.value} gives {event.score} {_short(event.text or '')}"
         case events.RefreshAsked():
-            return f"turn {event.turn_id} is to be answered anew: sample {event.sample_id} came too late"
+            return f"turn {event.turn_id} is to be answered again: sample {event.sample_id} came too late"
         case events.AnswerRefreshed():
             said = event.error or _said(event.message or b"{}")
-            return f"turn {event.turn_id} answered anew, {len(event.output_ids)} tokens: {said}"
+            return f"turn {event.turn_id} answered again, {len(event.output_ids)} tokens: {said}"
     return None
 
 
-def _anew(event: events.SampleAssembled | events.SampleRefused) -> str:
-    return "" if event.refreshed_id is None else " answered anew"
+def _answered_again(event: events.SampleAssembled | events.SampleRefused) -> str:
+    return "" if event.refreshed_id is None else " answered again"
 
 
 def _group(event: Event) -> str | None:

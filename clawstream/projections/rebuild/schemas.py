@@ -23,7 +23,7 @@ from clawstream.stream.log import PartitionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overruled:
-    """What the books said of a partition before a rebuild overruled them, and what they say since."""
+    """What the progress tables said of a partition before a rebuild overruled them, and what they say since."""
 
     place: PartitionId
     at: datetime

@@ -76,7 +76,7 @@ class Audit:
             return (
                 f"the database does not say what the log says: {', '.join(wrong)}. Nothing was changed. Find out first "
                 "who changed the database or the log. Then, if the log is right, `clawstream projection "
-                f"rebuild{trust}` makes the tables anew{kept}"
+                f"rebuild{trust}` makes the tables again{kept}"
             )
         return (
             f"{sum(self.unchained.values())} records in {len(self.unchained)} partitions stand in no hash chain, so "

@@ -79,7 +79,7 @@ class Projector:
     async def take(
         self, batches: Sequence[RecordBatch], set_aside: Mapping[PartitionId, Sequence[DeadLetter]] = _NOTHING
     ) -> None:
-        """Put the batches' records of our partitions into the tables, and `set_aside` into the tables' own books.
+        """Put the batches' records of our partitions into the tables, and `set_aside` into the progress tables.
 
         Raises TryLater only once `stop` is set, UnusableRecords as `TableWriter.write` does, and OperatorError where
         somebody else keeps writing a partition that the group says is ours.
@@ -118,7 +118,7 @@ class Projector:
             del self._claims[place]
             if place in overtaken:
                 self.overtaken = True
-                _log.warning("partition=%s-%s state=lost reason=made_anew_by_a_rebuild", *place)
+                _log.warning("partition=%s-%s state=lost reason=made_again_by_a_rebuild", *place)
             else:
                 self._lost_at_s[place] = time.monotonic()
                 _log.warning("partition=%s-%s state=lost reason=claimed_by_another_projector", *place)

@@ -145,7 +145,7 @@ class ProjectionQuarantine(Quarantine):
         return not self._over
 
     async def _learn(self) -> None:
-        """Add to `known` the dead letters that wait according to the tables; copy anew those that their queue has lost.
+        """Add to `known` the dead letters that wait according to the tables; copy those again that the queue has lost.
 
         A ruling that is done according to the queue but not to the tables, which may be a backup, is carried out again.
         """

@@ -345,7 +345,7 @@ class KafkaLog:
             except OffsetOutOfRangeError as error:
                 raise TopicMismatch(
                     f"records that are to be read are not there any more ({error}): they are past their topic's "
-                    "retention, the topic was made anew, or the log lost its end"
+                    "retention, the topic was created again, or the log lost its end"
                 ) from error
             read = [self._raw(record) for records in found.values() for record in records]
             if ends is not None:

@@ -1,7 +1,8 @@
 """How a worker treats records that were set aside: it skips them, parks what follows, and uses them when asked to.
 
-The one rule: for a replayed dead letter the state of its key is folded anew from the log. Where the stage is `ordered`,
-its record and the records parked behind it are used in their original places. Elsewhere its record is used last.
+The one rule: for a replayed dead letter the state of its key is folded again from the log. Where the stage is
+`ordered`, its record and the records parked behind it are used in their original places. Elsewhere its record is used
+last.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ C = TypeVar("C")
 
 
 class StageQuarantine(Quarantine, Generic[S, C]):
-    """The dead letters of a stage; made anew whenever the worker is given partitions."""
+    """The dead letters of a stage; made again whenever the worker is given partitions."""
 
     def __init__(self, stage: Stage[S, C], to: Log, pending_records: PendingRecords[S, C], *, retry_s: float) -> None:
         super().__init__(stage.name, stage.reads, to, ordered=stage.ordered, retry_s=retry_s)
@@ -52,7 +53,7 @@ class StageQuarantine(Quarantine, Generic[S, C]):
             await self.carry_out(partition.number, positions, partial(self._release, partition))
 
     async def _release(self, partition: PartitionState[S, C], ready: Sequence[DeadLetter]) -> bool:
-        """Fold the key's records anew, those of its dead letters too; return False if the partition was taken away."""
+        """Fold the key's records again, those of its dead letters too; return False if the partition was taken away."""
         records = await self._history(partition, ready)
         if partition.gone:
             return False

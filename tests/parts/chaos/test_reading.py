@@ -1,8 +1,9 @@
-"""What the oracle is told of the broker's own books is what stands there."""
+"""What the oracle is told of the broker's committed offsets is what the broker has."""
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from clawstream.stream.kafka import admin
+from clawstream.stream.topics import TURNS
 from tests.chaos.oracle import Moved
 from tests.chaos.reading import moved
 
@@ -11,7 +12,7 @@ async def test_an_offset_that_a_group_took_back_is_told_and_one_that_went_on_is_
     kafka_bootstrap: str, topic_prefix: str
 ) -> None:
     await admin.apply(kafka_bootstrap, topic_prefix)
-    back, on = (TopicPartition(f"{topic_prefix}clawstream.turns.v1", number) for number in (0, 1))
+    back, on = (TopicPartition(f"{topic_prefix}{TURNS}", number) for number in (0, 1))
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka_bootstrap, group_id="turns", enable_auto_commit=False)
     await consumer.start()
     consumer.assign([back, on])

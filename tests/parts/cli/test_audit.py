@@ -124,7 +124,7 @@ def trusted(config: Path, database_url: str) -> dict[str, Any]:
     return told
 
 
-async def test_a_chain_that_was_edited_by_hand_is_made_anew_on_a_persons_word_and_that_is_noted(
+async def test_a_chain_that_was_edited_by_hand_is_made_again_on_a_persons_word_and_that_is_noted(
     config: Path, kafka_bootstrap: str, topic_prefix: str, fresh_database_url: str
 ) -> None:
     edit = "UPDATE offsets SET chain = %s WHERE topic = %s AND next_offset > 0 RETURNING partition, next_offset"
@@ -145,7 +145,7 @@ async def test_a_chain_that_was_edited_by_hand_is_made_anew_on_a_persons_word_an
     assert later.returncode == 0, later.stderr
     assert json.loads(later.stdout)["records"] == told["records"] + len(more)
     assert json.loads(later.stdout)["overruled"] == told["overruled"]
-    assert "its books were overruled on" in run(config, "audit", "verify").stdout
+    assert "offset and hash chain overruled on" in run(config, "audit", "verify").stdout
 
 
 async def test_tables_that_have_read_past_the_end_of_the_log_are_made_of_the_log_that_is_there(

@@ -163,14 +163,14 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
     assert grouped.lag_records == {**found.lag_records, "refresh": None, "trajectories": None, "groups": None}
 
 
-def test_refused_samples_are_counted_by_their_reasons_those_of_answers_given_anew_apart(tmp_path: Path) -> None:
+def test_refused_samples_are_counted_by_their_reasons_those_of_answers_given_again_apart(tmp_path: Path) -> None:
     part = {
         "exchanges": {"completed": 5}, "turns_paired": 4, "tokens_per_s": 1.0, "mean_score": None,
         "unreadable_share": None, "failed_share": None, "samples": 1, "activations": 0, "pause_ms_max": None,
         "steps_rejected": 0,
     }  # fmt: skip
-    minute = part | {"refusals": {"truncated": 1}, "anew": {}}
-    hour = part | {"refusals": {"truncated": 3, "off_distribution": 2}, "anew": {"looping": 6, "sampled": 7}}
+    minute = part | {"refusals": {"truncated": 1}, "refreshed": {}}
+    hour = part | {"refusals": {"truncated": 3, "off_distribution": 2}, "refreshed": {"looping": 6, "sampled": 7}}
     told = {"rebuilt": True, "hour": hour, "minutes": [minute, minute]}
     found = Status(log=None, monitor=told, problems=())
     page = io.StringIO()

@@ -35,7 +35,7 @@ from tests.parts.projections.reading import contents, empty
 from tests.parts.projections.test_audit import audited
 from tests.parts.projections.test_rebuild import rebuilt, url_of
 from tests.parts.projections.test_stage import caught_up, projecting
-from tests.parts.stream.test_desk import command
+from tests.parts.stream.test_dead_letters import command
 from tests.unit.stream import queues, toys
 
 pytestmark = pytest.mark.slow

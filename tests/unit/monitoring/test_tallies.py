@@ -52,7 +52,7 @@ def test_an_event_counts_at_most_once_in_each_count(event: Event) -> None:
     counted = tally(event)
     events = [*counted.exchanges.values(), *counted.votes.values(), *counted.refusals.values(), counted.verdicts]
     events += [counted.turns_paired, counted.turns_orphaned, counted.samples, counted.steps, counted.activations]
-    events += [counted.rejections, *counted.anew.values()]
+    events += [counted.rejections, *counted.refreshed.values()]
     assert sorted(events, reverse=True)[:2] in ([1, 0], [0, 0], [1])
 
 
@@ -64,8 +64,8 @@ def test_an_event_counts_at_most_once_in_each_count(event: Event) -> None:
         (logs.example(AnswerRefreshed, error="too long"), "unanswered"),
     ],
 )
-def test_what_came_of_prompts_answered_anew_is_counted_apart(event: Event, what: str) -> None:
-    assert tally(event) == EventCounts(anew={what: 1})
+def test_what_came_of_prompts_answered_again_is_counted_apart(event: Event, what: str) -> None:
+    assert tally(event) == EventCounts(refreshed={what: 1})
 
 
 def test_nothing_counted_has_no_averages() -> None:

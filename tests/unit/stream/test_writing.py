@@ -25,7 +25,7 @@ class Flaky(MemoryLog):
         await super().write(outgoing)
 
 
-def parcel(number: int, said: list[str], *, wanted: bool = True) -> WriteRequest:
+def request(number: int, said: list[str], *, wanted: bool = True) -> WriteRequest:
     return WriteRequest(
         outgoing=[Outgoing(toys.paired("a", number))],
         written=lambda: said.append(f"written {number}"),
@@ -34,15 +34,15 @@ def parcel(number: int, said: list[str], *, wanted: bool = True) -> WriteRequest
     )
 
 
-async def write(log: MemoryLog, parcels: Sequence[WriteRequest], said: list[str], num_ends: int) -> list[int]:
-    """Let a writer write until it has said what became of `num_ends` parcels; return what is on the log."""
+async def write(log: MemoryLog, requests: Sequence[WriteRequest], said: list[str], num_ends: int) -> list[int]:
+    """Let a writer write until it has said what became of `num_ends` requests; return what is on the log."""
 
     async def all_said() -> bool:
         return len(said) == num_ends
 
     writer = EventWriter(log, retry_s=0.001)
     running = asyncio.create_task(writer.run())
-    for one in parcels:
+    for one in requests:
         writer.add(one)
         await asyncio.sleep(0)
     await toys.until(all_said)
@@ -53,20 +53,20 @@ async def write(log: MemoryLog, parcels: Sequence[WriteRequest], said: list[str]
 
 async def test_order_holds_where_the_log_fails_in_the_middle() -> None:
     said: list[str] = []
-    found = await write(Flaky(), [parcel(number, said) for number in range(20)], said, 20)
+    found = await write(Flaky(), [request(number, said) for number in range(20)], said, 20)
     assert list(dict.fromkeys(found)) == list(range(20))
     assert said == [f"written {number}" for number in range(20)]
 
 
-async def test_a_parcel_that_nobody_wants_any_more_is_not_written() -> None:
+async def test_a_request_that_nobody_wants_any_more_is_not_written() -> None:
     said: list[str] = []
-    parcels = [parcel(0, said), parcel(1, said, wanted=False), parcel(2, said)]
-    assert await write(MemoryLog(), parcels, said, 2) == [0, 2]
+    requests = [request(0, said), request(1, said, wanted=False), request(2, said)]
+    assert await write(MemoryLog(), requests, said, 2) == [0, 2]
     assert said == ["written 0", "written 2"]
 
 
 async def test_an_event_that_can_not_be_written_is_refused_alone() -> None:
     said: list[str] = []
-    found = await write(MemoryLog(), [parcel(number, said) for number in (0, 2**63, 2)], said, 3)
+    found = await write(MemoryLog(), [request(number, said) for number in (0, 2**63, 2)], said, 3)
     assert found == [0, 2]
     assert said == ["written 0", f"refused {2**63}", "written 2"]

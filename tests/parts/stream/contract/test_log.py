@@ -11,11 +11,10 @@ from clawstream.events import Event, PolicyPublished
 from clawstream.stream.avro import codec
 from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, RecordBatch, Start
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import POLICY
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.stream.contract.conftest import AnyLog, Connect
 from tests.unit.stream import toys
-
-POLICY = "clawstream.policy.v1"
 
 
 def event_of(record: Arrived) -> Event:
@@ -164,15 +163,15 @@ async def test_offsets_are_told_of_a_time_of_either_end_and_of_what_was_said(log
         assert await log.offsets_at([POLICY], start) == {place: offset}, start
 
 
-async def test_a_subscriber_reads_from_where_its_own_books_say(log: AnyLog) -> None:
+async def test_a_subscriber_reads_from_where_its_own_offsets_say(log: AnyLog) -> None:
     await log.append([published(number) for number in range(5)])
 
-    async def books(places: frozenset[PartitionId]) -> Mapping[PartitionId, int]:
+    async def kept_offsets(places: frozenset[PartitionId]) -> Mapping[PartitionId, int]:
         return dict.fromkeys(places, 2)
 
     seen: list[RecordBatch] = []
     async with asyncio.timeout(20):
-        async for batch in log.subscribe([POLICY], "books", start=books):
+        async for batch in log.subscribe([POLICY], "kept", start=kept_offsets):
             seen.append(batch)
             if batch.next_offset == 5:
                 break
@@ -182,11 +181,11 @@ async def test_a_subscriber_reads_from_where_its_own_books_say(log: AnyLog) -> N
 async def test_what_a_subscriber_took_is_noted_with_its_group(log: AnyLog) -> None:
     await log.append([published(0)])
 
-    async def books(places: frozenset[PartitionId]) -> Mapping[PartitionId, int]:
+    async def kept_offsets(places: frozenset[PartitionId]) -> Mapping[PartitionId, int]:
         return dict.fromkeys(places, 0)
 
     async def take() -> None:
-        async for _ in log.subscribe([POLICY], "notes", start=books):
+        async for _ in log.subscribe([POLICY], "notes", start=kept_offsets):
             pass
 
     taking = asyncio.create_task(take())

@@ -30,10 +30,10 @@ async def log() -> MemoryLog:
 HEAD, PARKED = "chain/clawstream.exchanges.v1/0/2", "chain/clawstream.exchanges.v1/0/4"
 
 
-async def test_a_letter_says_what_it_is_of_and_why(log: MemoryLog) -> None:
+async def test_a_dead_letter_says_what_it_is_of_and_why(log: MemoryLog) -> None:
     head, parked = [plain(dead_letter) for dead_letter in await dead_letters(log)]
-    assert (head["letter"], head["key"], head["reason"], head["fate"]) == (HEAD, "a", "unusable", "open")
-    assert (parked["letter"], parked["reason"]) == (PARKED, "parked")
+    assert (head["dead_letter"], head["key"], head["reason"], head["fate"]) == (HEAD, "a", "unusable", "open")
+    assert (parked["dead_letter"], parked["reason"]) == (PARKED, "parked")
     assert head["error"] == "UnusableEvent: bad"
 
 
@@ -48,8 +48,8 @@ async def test_showing_one_gives_its_event_its_headers_and_its_bytes(log: Memory
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("chain", "names no letter"),
-        ("chain/clawstream.exchanges.v1/0/x", "names no letter"),
+        ("chain", "names no dead letter"),
+        ("chain/clawstream.exchanges.v1/0/x", "names no dead letter"),
         ("chain/clawstream.exchanges.v1/0/3", "no queue holds"),
         (PARKED, f"waits behind {HEAD}: rule about that one"),
     ],
@@ -59,9 +59,9 @@ async def test_what_can_not_be_ruled_about_is_refused(log: MemoryLog, name: str,
         await rule(log, Fate.REPLAY, dead_letter=name, stage=None, because=None)
 
 
-async def test_one_letter_or_one_stage_is_to_be_named(log: MemoryLog) -> None:
+async def test_one_dead_letter_or_one_stage_is_to_be_named(log: MemoryLog) -> None:
     for dead_letter, stage in ((None, None), (HEAD, "chain")):
-        with pytest.raises(OperatorError, match="name one letter, or all of a stage"):
+        with pytest.raises(OperatorError, match="name one dead letter, or all of a stage"):
             await rule(log, Fate.REPLAY, dead_letter=dead_letter, stage=stage, because=None)
 
 
@@ -115,8 +115,8 @@ async def test_the_commands_replay_and_discard_on_a_real_broker(
             assert {(one["key"], one["reason"]) for one in listed} == {
                 ("a", "unusable"), ("a", "parked"), ("b", "undecodable"), ("b", "parked"),
             }  # fmt: skip
-            unreadable = next(one["letter"] for one in listed if one["reason"] == "undecodable")
-            unusable = next(one["letter"] for one in listed if one["reason"] == "unusable")
+            unreadable = next(one["dead_letter"] for one in listed if one["reason"] == "undecodable")
+            unusable = next(one["dead_letter"] for one in listed if one["reason"] == "unusable")
             code, out, _ = await command(settings, "show", unreadable, "--json")
             assert bytes.fromhex(json.loads(out)["value_hex"]) == b"nonsense"
             code, _, said = await command(settings, "discard", unreadable)
