@@ -48,8 +48,9 @@ from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage
 from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage
+from clawstream.stream.topics import ANSWERS, EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES
 from clawstream.turns.stage import turns_stage
-from tests.sessions import ANSWERS, EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters
+from tests.sessions import Letters
 
 T = TypeVar("T")
 

@@ -27,18 +27,13 @@ from clawstream.events import (
     derived_id,
 )
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import ANSWERS as ANSWERS
+from clawstream.stream.topics import EXCHANGES
+from clawstream.stream.topics import SAMPLES as SAMPLES
 
 Json = dict[str, Any]
 
 SECOND_MS = 1000
-EXCHANGES = "clawstream.exchanges.v1"
-TURNS = "clawstream.turns.v1"
-VOTES = "clawstream.votes.v1"
-VERDICTS = "clawstream.verdicts.v1"
-HINTS = "clawstream.hints.v1"
-SAMPLES = "clawstream.samples.v1"
-FEEDBACK = "clawstream.feedback.v1"
-ANSWERS = "clawstream.answers.v1"
 
 
 def user(text: str) -> Json:

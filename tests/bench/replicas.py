@@ -180,7 +180,7 @@ async def check_labels(log: MemoryLog, models: Sequence[Path]) -> dict[str, Any]
     loaded = [AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval() for model in models]
     events = [
         record.event
-        async for records in log.follow(("clawstream.exchanges.v1", topics.POLICY), until_end=True)
+        async for records in log.follow((topics.EXCHANGES, topics.POLICY), until_end=True)
         for record in records
         if isinstance(record, Record)
     ]

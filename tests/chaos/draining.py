@@ -13,13 +13,14 @@ from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepT
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import POLICY, SAMPLES
 from tests.chaos import reading
 from tests.chaos.clients import Tally
 from tests.chaos.installation import InstallationUnderTest
 from tests.chaos.oracle import Collected
 
 _LOOK_EVERY_S = 1.0
-_TRAINED = ("clawstream.samples.v1", "clawstream.policy.v1")
+_TRAINED = (SAMPLES, POLICY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import aiohttp
 from clawstream.errors import TryLater
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import PartitionId
+from clawstream.stream.topics import POLICY
 from tests.chaos import reading
 from tests.chaos.clients import PARTITIONS, Clients, Door, Tally
 from tests.chaos.draining import Drained, collected, drained
@@ -20,7 +21,6 @@ from tests.chaos.installation import InstallationUnderTest, installed, say
 from tests.chaos.oracle import Collected
 from tests.chaos.plan import Plan
 
-_POLICY_TOPIC = "clawstream.policy.v1"
 _READY_WITHIN_S = 240.0
 _LOOK_EVERY_S = 0.2
 _MOST_STARTS = 3  # before anything went wrong on purpose
@@ -104,7 +104,7 @@ async def _noted(log: KafkaLog, group: str) -> Collection[PartitionId]:
 async def _until_published(installation: InstallationUnderTest) -> None:
     """Return once the trainer has said where it starts from: faults that come before would be none of its."""
     async with KafkaLog.connect(installation.bootstrap, client_id="chaos") as log:
-        while not any((await log.end_offsets([_POLICY_TOPIC])).values()):
+        while not any((await log.end_offsets([POLICY])).values()):
             await asyncio.sleep(_LOOK_EVERY_S)
 
 

@@ -20,6 +20,7 @@ from clawstream.local.supervisor import Part
 from clawstream.projections.look.sql import rows_of
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import POLICY
 from tests.parts.engine.tiny_model import make_model
 
 pytestmark = pytest.mark.timeout(300)
@@ -100,7 +101,7 @@ async def _say(running: Installation, session: str, messages: list[dict[str, str
 
 async def _until_activated(settings: Settings, version: int) -> None:
     async with asyncio.timeout(120), connected(settings.kafka, client_id="test") as log:
-        async for records in log.follow(["clawstream.policy.v1"], "earliest"):
+        async for records in log.follow([POLICY], "earliest"):
             for record in records:
                 event = record.event if isinstance(record, Record) else None
                 if isinstance(event, PolicyActivated) and event.policy_version >= version:

@@ -16,6 +16,7 @@ from clawstream.events import BatchPlanned, GroupSettled, StepTaken
 from clawstream.local.installation import Installation, installation
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import GROUPS, POLICY
 from tests.parts.engine.tiny_model import make_model
 from tests.system.test_installation import _database, _rows
 
@@ -89,7 +90,7 @@ async def _whole_group_that_made_a_step(running: Installation) -> tuple[BatchPla
     groups: list[GroupSettled] = []
     plans: list[BatchPlanned] = []
     taken: set[int] = set()
-    topics = ["clawstream.policy.v1", "clawstream.groups.v1"]
+    topics = [POLICY, GROUPS]
     async with asyncio.timeout(150), connected(running.settings.kafka, client_id="test") as log:
         async for records in log.follow(topics, "earliest"):
             for event in (record.event for record in records if isinstance(record, Record)):

@@ -9,6 +9,7 @@ import pytest
 from clawstream.config import KafkaSettings, Settings, dump
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.topics import EXCHANGES
 from tests.parts.stream.raw import append_bytes
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ async def test_a_flood_of_bad_records_ends_the_command_with_a_status_of_its_own_
     await admin.apply(kafka_bootstrap, topic_prefix)
     async with KafkaLog.connect(kafka_bootstrap, prefix=topic_prefix, client_id="feed") as log:
         for number in range(12):
-            await append_bytes(log, "clawstream.exchanges.v1", f"s{number}".encode(), b"nonsense", [])
+            await append_bytes(log, EXCHANGES, f"s{number}".encode(), b"nonsense", [])
 
     argv = [sys.executable, "-m", "clawstream", "--config", str(config), "turns"]
     stage = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)

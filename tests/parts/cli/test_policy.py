@@ -14,6 +14,7 @@ from clawstream.events import RollbackAsked
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import CONTROL
 from tests.unit.monitoring.said import activated, plan, published, rejected, sample
 
 S = [sample(str(number)) for number in range(3)]
@@ -39,7 +40,7 @@ async def asked(bootstrap: str, prefix: str) -> list[RollbackAsked]:
     async with KafkaLog.connect(bootstrap, prefix=prefix) as log:
         return [
             record.event
-            async for records in log.follow(["clawstream.control.v1"], "earliest", until_end=True)
+            async for records in log.follow([CONTROL], "earliest", until_end=True)
             for record in records
             if isinstance(record, Record) and isinstance(record.event, RollbackAsked)
         ]

@@ -29,10 +29,10 @@ from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId, PlacedRecord
 from clawstream.stream.runner.hosting import run
-from clawstream.stream.topics import all_topics
+from clawstream.stream.topics import POLICY, SAMPLES, TURNS, VOTES, all_topics
 from clawstream.turns.stage import turns_stage
 from tests.parts.deploy.test_deploy import DEPLOY, STAGES, compose
-from tests.sessions import SAMPLES, TURNS, VOTES, Session, assistant, user
+from tests.sessions import Session, assistant, user
 from tests.unit.stream.toys import until
 
 GROUPS = groups_stages(RewardWeights(), wait_s=1.0)
@@ -61,8 +61,8 @@ def test_each_stage_has_a_user_that_may_join_the_stages_groups_and_read_what_the
         for topic in all_topics()
     }
     assert writers[SAMPLES] == {"samples", "refresh"}
-    assert writers["clawstream.policy.v1"] == {"gateway", "train", "weights"}
-    assert writers["clawstream.samples.v1.dlq"] == {"refresh", "groups", "train", "project"}
+    assert writers[POLICY] == {"gateway", "train", "weights"}
+    assert writers[f"{SAMPLES}.dlq"] == {"refresh", "groups", "train", "project"}
 
 
 def test_the_users_of_kubernetes_are_those_of_the_topic_files() -> None:

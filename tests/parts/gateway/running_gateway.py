@@ -20,6 +20,7 @@ from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import EXCHANGES
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
 from tests.renderers import load_renderer
@@ -230,5 +231,5 @@ async def read(answer: aiohttp.ClientResponse) -> Response:
 
 async def everything(log: GatewayLog) -> list[Event]:
     """All exchanges and session ends on the log."""
-    batches = log.follow(("clawstream.exchanges.v1",), until_end=True)
+    batches = log.follow((EXCHANGES,), until_end=True)
     return [record.event async for records in batches for record in records if isinstance(record, Record)]

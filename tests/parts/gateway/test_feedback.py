@@ -17,6 +17,7 @@ from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.requests.feedback import MAX_TEXT
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import FEEDBACK
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.gateway.running_gateway import Response, RunningGateway, full_disk, read, running_gateway
 from tests.parts.gateway.test_promises import GatedLog
@@ -41,7 +42,7 @@ async def give(gateway: RunningGateway, *, key: str | None = None, **body: Any) 
 async def given(gateway: RunningGateway) -> list[FeedbackGiven]:
     """All feedback on the log, in order; of two records with one id the first counts."""
     found: dict[str, FeedbackGiven] = {}
-    async for records in gateway.log.follow(("clawstream.feedback.v1",), until_end=True):
+    async for records in gateway.log.follow((FEEDBACK,), until_end=True):
         for record in records:
             if isinstance(record, Record) and isinstance(record.event, FeedbackGiven):
                 found.setdefault(record.event.event_id, record.event)

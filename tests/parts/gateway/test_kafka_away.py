@@ -19,6 +19,7 @@ from clawstream.local.servers.server_process import reserved
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import EXCHANGES, FEEDBACK
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway
 from tests.parts.gateway.test_promises import spooled_records
 
@@ -135,7 +136,7 @@ async def goes_straight(gateway: RunningGateway) -> None:
 async def firsts(log: KafkaLog) -> dict[str, list[str]]:
     """The exchanges of each session, the first copy of each; copies are equal."""
     found: dict[str, ExchangeCompleted] = {}
-    async for records in log.follow(("clawstream.exchanges.v1",), until_end=True):
+    async for records in log.follow((EXCHANGES,), until_end=True):
         for record in records:
             assert isinstance(record, Record)
             assert isinstance(record.event, ExchangeCompleted)
@@ -205,7 +206,7 @@ async def test_a_gateway_killed_with_records_in_its_spool_loses_none_to_the_next
             on_log = await firsts(log)
             (feedback,) = [
                 record.event
-                async for records in log.follow(("clawstream.feedback.v1",), until_end=True)
+                async for records in log.follow((FEEDBACK,), until_end=True)
                 for record in records
                 if isinstance(record, Record) and isinstance(record.event, FeedbackGiven)
             ]

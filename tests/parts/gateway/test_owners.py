@@ -22,6 +22,7 @@ from clawstream.gateway.access.owners import Owners, SessionClaim, hashed
 from clawstream.gateway.http.connection import Bounds
 from clawstream.stream.log import Raw, Start
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import FEEDBACK
 from tests.examples import examples
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.scripted_engine import Fault
@@ -208,7 +209,7 @@ async def test_an_owner_is_one_after_the_window_and_after_a_restart(
         own = await gateway.chat(headers=anna)
         async with gateway.client.post(f"{gateway.url}/v1/feedback", json=thumb, headers=anna) as answer:
             counted = answer.status
-        batches = log.follow(("clawstream.feedback.v1",), until_end=True)
+        batches = log.follow((FEEDBACK,), until_end=True)
         told = [record.event async for records in batches for record in records if isinstance(record, Record)]
     assert (refused, own.status, counted) == ([403, 404, 403, 403], 200, 201)
     assert [event.key_name for event in told if isinstance(event, FeedbackGiven)] == ["anna"]

@@ -22,6 +22,7 @@ from clawstream.events import (
 from clawstream.gateway.http.connection import Bounds
 from clawstream.stream.log import Sealed
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import EXCHANGES, FEEDBACK
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.scripted_engine import Fault
 from tests.parts.gateway.running_gateway import (
@@ -185,7 +186,7 @@ async def test_what_was_written_without_an_acknowledgement_is_written_again_as_i
         both = await gateway.recorded(ExchangeCompleted, at_least=2)
     first, second = (
         (raw.key, raw.value, raw.headers)
-        for place in log.broker.places(["clawstream.exchanges.v1"])
+        for place in log.broker.places([EXCHANGES])
         for raw in log.broker.records(place)
     )
     assert first == second
@@ -222,7 +223,7 @@ async def test_feedback_and_the_end_of_a_session_go_the_same_way(tokenizer_folde
         assert await spooled_records(gateway) == 3
         log.away = False
         (done,) = await gateway.recorded(SessionDone)
-        batches = log.follow(("clawstream.feedback.v1",), until_end=True)
+        batches = log.follow((FEEDBACK,), until_end=True)
         (feedback,) = [record.event async for records in batches for record in records if isinstance(record, Record)]
     assert isinstance(feedback, FeedbackGiven)
     assert (ended.status, f"chatcmpl-{feedback.turn_id}") == (200, answer.body["id"])

@@ -15,10 +15,11 @@ from clawstream.judging.stage import heuristic_named, heuristics_stage
 from clawstream.replay.running import begin
 from clawstream.stream.dead_letters import Reason
 from clawstream.stream.stage import Stage
+from clawstream.stream.topics import EXCHANGES, FEEDBACK, SAMPLES, TURNS
 from tests import recorded
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Worker
-from tests.sessions import EXCHANGES, FEEDBACK, SAMPLES, TURNS, Session, user
+from tests.sessions import Session, user
 from tests.unit.replay.recorded import SETTINGS, own, said, wanted, work, written
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation
 from tests.unit.stream import toys

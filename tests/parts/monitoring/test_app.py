@@ -28,9 +28,9 @@ from clawstream.stream.kafka.client import Broker
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit
 from clawstream.stream.stage import DAY_MS
-from clawstream.stream.topics import all_topics
-from tests.sessions import EXCHANGES, Session, user
-from tests.unit.monitoring.said import VOTES, activated, plan, published, sample, verdict, vote
+from clawstream.stream.topics import EXCHANGES, VOTES, all_topics
+from tests.sessions import Session, user
+from tests.unit.monitoring.said import activated, plan, published, sample, verdict, vote
 
 WITHIN_S = 40.0
 

@@ -13,6 +13,7 @@ from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.rows import TABLE_OF, UnusableRecords
 from clawstream.projections.write.writer import _LINKED, PartitionClaim, TableWriter, _linked
 from clawstream.stream.log import PartitionId
+from clawstream.stream.topics import EXCHANGES
 from tests.chaos.reading import marked_twice
 from tests.examples import examples
 from tests.parts.projections.reading import contents, empty, partition_rows, rest, write_all
@@ -135,8 +136,8 @@ def test_what_was_written_twice_is_marked_twice_in_the_books_as_the_chaos_rig_re
     for added in (marks, marks[1:]):
         block = ChainBlock(number=2, next_offset=384, chain=b"chain", marks=b"".join(added))
         with migrated.begin() as connection:
-            connection.connection.cursor().execute(_LINKED, _linked(PartitionId("clawstream.exchanges.v1", 3), block))
+            connection.connection.cursor().execute(_LINKED, _linked(PartitionId(EXCHANGES, 3), block))
         found.append(marked_twice(migrated.url.render_as_string(hide_password=False)))
     empty(migrated)
 
-    assert found == [(), ("clawstream.exchanges.v1-3 offset 257", "clawstream.exchanges.v1-3 offset 383")]
+    assert found == [(), (f"{EXCHANGES}-3 offset 257", f"{EXCHANGES}-3 offset 383")]

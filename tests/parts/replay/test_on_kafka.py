@@ -20,7 +20,7 @@ from clawstream.replay.running import compared
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Outgoing
-from clawstream.stream.topics import event_topics
+from clawstream.stream.topics import CONTROL, event_topics
 from tests.parts.judging.endpoint import completion, endpoint
 from tests.parts.replay.making import DEMO, Maker, demo_model
 
@@ -77,7 +77,7 @@ async def test_recorded_votes_give_the_same_bytes_by_one_process_and_by_two(
     recorded: tuple[Settings, KafkaLog],
 ) -> None:
     settings, log = recorded
-    live = [topic for topic in event_topics() if topic != "clawstream.control.v1"]
+    live = [topic for topic in event_topics() if topic != CONTROL]
     before = await log.end_offsets(live)
     one = await start(settings, "one")
     two = await start(settings, "two", workers=2)

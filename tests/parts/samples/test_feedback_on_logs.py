@@ -10,11 +10,11 @@ from hypothesis import given
 from clawstream.events import Event, ExchangeCompleted, FeedbackSource, SampleAssembled
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.topics import SAMPLES
 from tests.examples import examples
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle
 from tests.parts.samples.test_flow_on_logs import AnyLog, at_work, come, die, killed_after, outputs, stages
-from tests.sessions import SAMPLES
 from tests.unit.samples.test_feedback import THUMBS, newest, place, rated, thumb
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation
 from tests.unit.stream import toys

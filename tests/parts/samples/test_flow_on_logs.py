@@ -20,6 +20,7 @@ from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.stage import Record, Stage
+from clawstream.stream.topics import HINTS, SAMPLES, TURNS, VERDICTS, VOTES
 from clawstream.turns.stage import turns_stage
 from tests import recorded
 from tests.examples import examples
@@ -27,7 +28,7 @@ from tests.fakes.memory_group import ConnectionCut
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle
 from tests.parts.judging.endpoint import endpoint
-from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters, Session
+from tests.sessions import Letters, Session
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation
 from tests.unit.stream import toys
 

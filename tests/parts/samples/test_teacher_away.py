@@ -22,10 +22,11 @@ from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import ScoringTeacher, asking_stage, samples_stage
 from clawstream.stream.runner.breaker import FAILING_CALLS
 from clawstream.stream.runner.hosting import RunnerIntervals
+from clawstream.stream.topics import HINTS, SAMPLES
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle
 from tests.parts.inference.test_teacher import Engine
-from tests.sessions import HINTS, SAMPLES, Letters, Session, assistant, user
+from tests.sessions import Letters, Session, assistant, user
 from tests.unit.samples.test_teacher import judge
 from tests.unit.stream import toys
 

@@ -18,12 +18,13 @@ from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import HINTS, SAMPLES
 from tests.fakes.scripted_engine import ScriptedBackend, counting, serving, token_logprob
 from tests.flow import Flow
 from tests.parts.engine.tiny_model import make_config
 from tests.parts.inference.test_teacher import with_another_vocabulary
 from tests.parts.training.test_trainer import with_settings
-from tests.sessions import HINTS, SAMPLES, Session, assistant, user
+from tests.sessions import Session, assistant, user
 from tests.unit.samples.test_teacher import judge
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Raw
 from clawstream.stream.schemas import all_schemas
-from clawstream.stream.topics import Altered, Created, RefusedChange, all_topics
+from clawstream.stream.topics import EXCHANGES, SAMPLES, SCHEMAS, TURNS, Altered, Created, RefusedChange, all_topics
 from tests.unit.stream import toys
 
 NOBODY = "127.0.0.1:1"
@@ -50,7 +50,7 @@ async def test_apply_makes_what_plan_says_and_then_there_is_nothing_to_do(
 
 async def test_apply_alters_settings_and_keeps_those_that_others_set(kafka_bootstrap: str, topic_prefix: str) -> None:
     await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
-    name = "clawstream.samples.v1"
+    name = SAMPLES
     await alter(kafka_bootstrap, topic_prefix + name, retention_ms="1000", segment_bytes="1048576")
     changes = await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
     assert {change.topic.name for change in changes} == {name}
@@ -65,8 +65,8 @@ async def test_apply_alters_settings_and_keeps_those_that_others_set(kafka_boots
 
 async def test_apply_lowers_no_retention_and_does_nothing_else_then(kafka_bootstrap: str, topic_prefix: str) -> None:
     await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
-    await alter(kafka_bootstrap, topic_prefix + "clawstream.samples.v1", retention_ms="-1")
-    await alter(kafka_bootstrap, topic_prefix + "clawstream.turns.v1", retention_ms="5")
+    await alter(kafka_bootstrap, topic_prefix + SAMPLES, retention_ms="-1")
+    await alter(kafka_bootstrap, topic_prefix + TURNS, retention_ms="5")
     with pytest.raises(TopicMismatch, match=r"clawstream\.samples\.v1: retention\.ms is -1, expected 7776000000"):
         await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
     changes = await admin.plan(kafka_bootstrap, topic_prefix, partitions=1)
@@ -86,7 +86,7 @@ async def test_start_up_refuses_what_readers_rely_on(
     kafka_bootstrap: str, topic_prefix: str, config: dict[str, str], says: str
 ) -> None:
     await admin.apply(kafka_bootstrap, topic_prefix, partitions=1)
-    await alter(kafka_bootstrap, topic_prefix + "clawstream.turns.v1", **config)
+    await alter(kafka_bootstrap, topic_prefix + TURNS, **config)
     with pytest.raises(TopicMismatch, match=says):
         await admin.verify(kafka_bootstrap, topic_prefix, partitions=1)
 
@@ -94,7 +94,7 @@ async def test_start_up_refuses_what_readers_rely_on(
 async def test_start_up_refuses_a_wrong_partition_count(kafka_bootstrap: str, topic_prefix: str) -> None:
     client = AIOKafkaAdminClient(bootstrap_servers=kafka_bootstrap)
     await client.start()
-    name = topic_prefix + "clawstream.exchanges.v1"
+    name = topic_prefix + EXCHANGES
     await client.create_topics([NewTopic(name, 5, 1)])
 
     async def created() -> bool:
@@ -115,7 +115,7 @@ async def test_a_process_that_connects_publishes_the_schemas(kafka_bootstrap: st
     settings = KafkaSettings(bootstrap=kafka_bootstrap, prefix=topic_prefix)
     for _ in range(2):
         async with connected(settings, client_id="test", partitions=1) as log:
-            found = [one async for one in log.follow(["clawstream.schemas.v1"], until_end=True)]
+            found = [one async for one in log.follow([SCHEMAS], until_end=True)]
     published = {one.key: one.value for records in found for one in records if isinstance(one, Raw)}
     assert published == {schema.fingerprint.hex().encode(): schema.text.encode() for schema in all_schemas()}
 

@@ -15,9 +15,9 @@ from clawstream.stream.avro import codec
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.appending import Appender
 from clawstream.stream.kafka.client import Broker
+from clawstream.stream.topics import EXCHANGES
 
 WITHIN_S = 60.0
-EXCHANGES = "clawstream.exchanges.v1"
 
 
 def broker_at(bootstrap: str) -> Broker:

@@ -13,11 +13,12 @@ from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.requests.profiles import openclaw_session
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.topics import TURNS
 from clawstream.turns.stage import turns_stage
 from tests.fakes.scripted_engine import ScriptedAnswer
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, everything, running_gateway
-from tests.sessions import TURNS, Json
+from tests.sessions import Json
 from tests.system.openclaw.policy import Line, Script
 from tests.unit.openclaw import recording
 from tests.unit.stream import toys

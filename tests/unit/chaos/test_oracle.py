@@ -19,11 +19,11 @@ from clawstream.events import (
     VoteCast,
 )
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import POLICY
 from tests.chaos.oracle import TABLES, Collected, Moved, Promise, Seen, counts, findings
 from tests.flow import Flow
 from tests.sessions import Session, assistant, record, user
 
-POLICY = "clawstream.policy.v1"
 Change = Callable[[Collected], Collected]
 
 

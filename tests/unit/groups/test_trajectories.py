@@ -28,9 +28,10 @@ from clawstream.events import (
 )
 from clawstream.groups.trajectories import TrajectoryState, observe
 from clawstream.stream import topics
+from clawstream.stream.topics import TURNS
 from tests.examples import examples
 from tests.flow import Flow, Oracle
-from tests.sessions import TURNS, Session, assistant, user
+from tests.sessions import Session, assistant, user
 from tests.unit.groups.attempts import attempt
 from tests.unit.samples.test_flow import GOOD, SEEDS, UNDECIDED
 

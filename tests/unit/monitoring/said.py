@@ -15,10 +15,7 @@ from clawstream.events import (
     VoteCast,
     VoteStatus,
 )
-
-SAMPLES = "clawstream.samples.v1"
-POLICY = "clawstream.policy.v1"
-VOTES = "clawstream.votes.v1"
+from clawstream.stream.topics import SAMPLES
 
 
 def vote(ballot: int, status: VoteStatus = VoteStatus.READABLE) -> VoteCast:

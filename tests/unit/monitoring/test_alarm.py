@@ -9,7 +9,8 @@ from clawstream.monitoring.alarm import STILL_MS, STILL_SAMPLES, standstill, sta
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.windows import EventCounts
 from clawstream.stream.stage import Record
-from tests.unit.monitoring.said import POLICY, SAMPLES, plan, rejected, sample
+from clawstream.stream.topics import POLICY, SAMPLES
+from tests.unit.monitoring.said import plan, rejected, sample
 from tests.unit.projections.logs import example
 
 STEP = example(

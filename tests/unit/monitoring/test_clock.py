@@ -11,7 +11,8 @@ from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.windows import AT_ONCE_MS, BrokerClock, alarm
 from clawstream.stream.runner.clock import BELIEVED_MS
 from clawstream.stream.stage import DAY_MS, Record
-from tests.sessions import EXCHANGES, Session, record, user
+from clawstream.stream.topics import EXCHANGES
+from tests.sessions import Session, record, user
 
 NOW_MS = 1_800_000_000_000
 JUMP_MS = 3 * DAY_MS

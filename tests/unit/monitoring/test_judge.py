@@ -5,7 +5,8 @@ from dataclasses import replace
 from clawstream.events import VoteCast, VoteStatus
 from clawstream.monitoring.alarm import JudgeReachability, by_votes
 from clawstream.stream.stage import Record
-from tests.unit.monitoring.said import VOTES, vote
+from clawstream.stream.topics import VOTES
+from tests.unit.monitoring.said import vote
 
 
 def record(at_ms: int, status: VoteStatus, error: str | None = None, judge: str = "judge") -> Record:

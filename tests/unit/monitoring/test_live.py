@@ -10,8 +10,9 @@ from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.windows import MINUTE_MS
 from clawstream.stream.stage import DAY_MS, Record
-from tests.sessions import EXCHANGES, VERDICTS, Session, record, user
-from tests.unit.monitoring.said import POLICY, SAMPLES, activated, sample, verdict
+from clawstream.stream.topics import EXCHANGES, POLICY, SAMPLES, VERDICTS
+from tests.sessions import Session, record, user
+from tests.unit.monitoring.said import activated, sample, verdict
 
 NOON_MS = 1_800_000_000_000 // MINUTE_MS * MINUTE_MS
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from clawstream.events import NOBODY, Event
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.stream.stage import Record
-from tests.unit.monitoring.said import POLICY, SAMPLES, activated, plan, published, sample
+from clawstream.stream.topics import POLICY, SAMPLES
+from tests.unit.monitoring.said import activated, plan, published, sample
 
 
 def at(offset: int, event: Event, topic: str = SAMPLES, partition: int = 0) -> Record:

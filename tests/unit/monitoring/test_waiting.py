@@ -10,7 +10,8 @@ from clawstream.monitoring.alarm import IDLE_MS, STILL_MS, BatchRule
 from clawstream.monitoring.policy import PolicyBoard
 from clawstream.monitoring.status import due_of
 from clawstream.stream.stage import Record
-from tests.unit.monitoring.said import POLICY, SAMPLES, plan, published, rejected, sample
+from clawstream.stream.topics import POLICY, SAMPLES
+from tests.unit.monitoring.said import plan, published, rejected, sample
 
 DUE = BatchRule(batch_samples=16, max_wait_ms=3_600_000)
 S = [sample(str(number)) for number in range(64)]

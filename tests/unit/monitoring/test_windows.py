@@ -9,7 +9,8 @@ from clawstream.events import Event
 from clawstream.monitoring.windows import KEPT_MINUTES, MINUTE_MS, NOTHING, Windows, total
 from clawstream.stream.log import Raw, undecodable
 from clawstream.stream.stage import Record
-from tests.unit.monitoring.said import SAMPLES, VOTES, sample, vote
+from clawstream.stream.topics import SAMPLES, VOTES
+from tests.unit.monitoring.said import sample, vote
 
 NOW_MS = 1_800_000_000_000 - 1_800_000_000_000 % MINUTE_MS + 12_345
 

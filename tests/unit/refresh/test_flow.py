@@ -30,10 +30,11 @@ from clawstream.samples.joining import SampleRules
 from clawstream.samples.joining import observe as joined
 from clawstream.samples.session import MAX_UNPLACED
 from clawstream.samples.session import JoiningState as State
+from clawstream.stream.topics import ANSWERS, SAMPLES
 from tests.examples import examples
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle, Tutor, now
-from tests.sessions import ANSWERS, SAMPLES, Letters, Session, assistant, user
+from tests.sessions import Letters, Session, assistant, user
 from tests.unit.refresh.anew import HINT, Anew, of_anew, too_late
 from tests.unit.samples.test_feedback import THUMBS, asked_twice, rated
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation

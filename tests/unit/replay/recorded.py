@@ -12,10 +12,10 @@ from clawstream.replay.stages import hosted
 from clawstream.replay.work import ReplayWorker, WorkerResult
 from clawstream.stream.log import Outgoing, PartitionId
 from clawstream.stream.stage import Record
-from clawstream.stream.topics import replay_topic, replay_topics
+from clawstream.stream.topics import HINTS, SAMPLES, TURNS, VERDICTS, replay_topic, replay_topics
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Flow, Oracle, Tutor
-from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, Letters
+from tests.sessions import Letters
 
 OUTPUTS = (TURNS, VERDICTS, HINTS, SAMPLES)
 SETTINGS = Settings(judge=JudgeSettings(votes=3, url="http://127.0.0.1:1/v1"))

@@ -6,10 +6,9 @@ from hypothesis import given
 
 from clawstream.events import Event, FeedbackSource, LearnsFrom, RewardWeights, SampleAssembled
 from clawstream.replay.running import begin
-from clawstream.stream.topics import replay_topic
+from clawstream.stream.topics import SAMPLES, replay_topic
 from tests.examples import examples
 from tests.flow import Log, Oracle
-from tests.sessions import SAMPLES
 from tests.unit.replay.recorded import SETTINGS, replayed, run_through, said, wanted, work, written
 from tests.unit.samples.test_feedback import BAD, THUMBS, asked_twice, place, rated
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation

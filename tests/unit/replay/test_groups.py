@@ -18,10 +18,10 @@ from clawstream.events import (
 )
 from clawstream.replay.running import begin
 from clawstream.stream import topics
+from clawstream.stream.topics import FEEDBACK, SAMPLES
 from tests.examples import examples
 from tests.fakes.memory_log import MemoryLog
 from tests.flow import Oracle
-from tests.sessions import FEEDBACK, SAMPLES
 from tests.unit.groups.attempts import attempt
 from tests.unit.groups.test_trajectories import MIXED, mingled
 from tests.unit.replay.recorded import SETTINGS, own, replayed, run_through, said, wanted, written

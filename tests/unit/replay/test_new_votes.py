@@ -7,9 +7,9 @@ from clawstream.events import Event, ReplayEnded, SampleAssembled, VotesFrom
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.replay.registry import Registry, promote, rollback
 from clawstream.replay.running import begin, compared
+from clawstream.stream.topics import SAMPLES, VERDICTS, VOTES
 from tests.fakes.memory_log import MemoryLog
 from tests.flow import Oracle
-from tests.sessions import SAMPLES, VERDICTS, VOTES
 from tests.unit.replay.recorded import OUTPUTS, SETTINGS, own, replayed, run_through, said, wanted, work, written
 from tests.unit.samples.test_flow import GOOD, conversation
 

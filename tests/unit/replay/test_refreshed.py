@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import Event, SampleAssembled, VotesFrom
+from clawstream.stream.topics import ANSWERS, SAMPLES
 from tests.examples import examples
 from tests.flow import Flow, Oracle
-from tests.sessions import ANSWERS, SAMPLES
 from tests.unit.refresh.anew import HINT, Anew, of_anew, too_late
 from tests.unit.replay.recorded import own, replayed, said, wanted, written
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation

@@ -10,10 +10,9 @@ from hypothesis import given
 
 from clawstream.events import Event, Question, RefusalReason, SampleAssembled, SampleRefused, TeacherScored, VotesFrom
 from clawstream.replay.work import ReplayWorker
-from clawstream.stream.topics import replay_topic
+from clawstream.stream.topics import HINTS, SAMPLES, replay_topic
 from tests.examples import examples
 from tests.flow import Oracle, Tutor
-from tests.sessions import HINTS, SAMPLES
 from tests.unit.replay.recorded import replayed, run_through, said, wanted, written
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation
 from tests.unit.samples.test_teacher import HINTED, judge, one_turn

@@ -25,10 +25,9 @@ from clawstream.replay.registry import Registry
 from clawstream.replay.running import begin, shares
 from clawstream.replay.stages import judge_settings
 from clawstream.stream.log import Outgoing
-from clawstream.stream.topics import event_topics
+from clawstream.stream.topics import CONTROL, EXCHANGES, SAMPLES, VOTES, event_topics
 from tests.examples import examples
 from tests.flow import Oracle
-from tests.sessions import EXCHANGES, SAMPLES, VOTES
 from tests.unit.replay.recorded import OUTPUTS, SETTINGS, own, raw, replayed, run_through, said, wanted, work, written
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation
 
@@ -95,7 +94,7 @@ async def test_ends_are_frozen_while_producers_go_on_and_live_topics_and_groups_
     started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
     late = run_through(conversation(["ask"] * 4, "late"), 2)
     await log.write([Outgoing(record.event) for topic in (EXCHANGES, VOTES) for record in late.log.topics[topic]])
-    live = log.broker.places(topic for topic in event_topics() if topic != "clawstream.control.v1")
+    live = log.broker.places(topic for topic in event_topics() if topic != CONTROL)
     before = raw(log, live)
 
     outcomes = await work(log, started, workers=2)

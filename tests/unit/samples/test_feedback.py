@@ -26,9 +26,10 @@ from clawstream.events import (
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import MAX_UNPLACED, PAST_LIVES, Opinions, Parts, heard, parts_of, reward_of
 from clawstream.samples.session import JoiningState as State
+from clawstream.stream.topics import FEEDBACK, SAMPLES
 from tests.examples import examples
 from tests.flow import Flow, Log, Oracle
-from tests.sessions import FEEDBACK, SAMPLES, Letters, Session, assistant, user
+from tests.sessions import Letters, Session, assistant, user
 from tests.unit.samples.test_flow import GOOD, MOVES, SEEDS, UNDECIDED, conversation
 
 PERSON, ENVIRONMENT = FeedbackSource.PERSON, FeedbackSource.ENVIRONMENT

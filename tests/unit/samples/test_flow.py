@@ -29,10 +29,11 @@ from clawstream.events import (
 )
 from clawstream.inference.judge_client import JudgeReply
 from clawstream.samples.session import PAST_LIVES
+from clawstream.stream.topics import HINTS, SAMPLES, TURNS, VERDICTS, VOTES
 from tests import recorded
 from tests.examples import examples
 from tests.flow import Flow, Oracle
-from tests.sessions import HINTS, SAMPLES, TURNS, VERDICTS, VOTES, Letters, Session, assistant, user
+from tests.sessions import Letters, Session, assistant, user
 
 SEEDS = st.integers(0, 2**32 - 1)
 MOVES = st.lists(

@@ -14,9 +14,10 @@ from clawstream.events import Event, FinishReason, RefusalReason, SampleAssemble
 from clawstream.samples.hinted import with_hint
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState as State
+from clawstream.stream.topics import EXCHANGES, HINTS, TURNS, VERDICTS
 from tests import recorded
 from tests.flow import Flow, Oracle
-from tests.sessions import EXCHANGES, HINTS, TURNS, VERDICTS, Json, Letters, Session, assistant, tokens, user
+from tests.sessions import Json, Letters, Session, assistant, tokens, user
 from tests.unit.samples.test_flow import GOOD
 
 HINT = "Leave out the headings."

@@ -27,9 +27,10 @@ from clawstream.events import (
 from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, TeacherRule, observe
 from clawstream.samples.session import JoiningState as State
+from clawstream.stream.topics import EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS
 from tests.examples import examples
 from tests.flow import Flow, Log, Oracle, Tutor
-from tests.sessions import EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, Letters, Session, assistant, user
+from tests.sessions import Letters, Session, assistant, user
 from tests.unit.samples.test_feedback import THUMBS, rated
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation, nothing_left
 

@@ -10,10 +10,11 @@ from clawstream.events import TurnPaired, VerdictReached
 from clawstream.judging.stage import judging_stage
 from clawstream.stream.runner.clock import BELIEVED_MS, Dating, LogClock, capped
 from clawstream.stream.stage import DAY_MS
+from clawstream.stream.topics import TURNS, VERDICTS
 from clawstream.turns.stage import turns_stage
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import Oracle
-from tests.sessions import TURNS, VERDICTS, Json, Session, assistant, user
+from tests.sessions import Json, Session, assistant, user
 from tests.unit.stream import toys
 
 NOW_MS = 1_800_000_000_000

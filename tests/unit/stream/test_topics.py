@@ -27,7 +27,7 @@ from clawstream.stream.topics import (
     topic_of,
 )
 
-[EXCHANGES] = [topic for topic in all_topics() if topic.name == "clawstream.exchanges.v1"]
+[EXCHANGES] = [topic for topic in all_topics() if topic.name == topics.EXCHANGES]
 RETENTIONS = st.sampled_from(["-1", "1000", "604800000", "7776000000"])
 
 
@@ -60,18 +60,18 @@ def test_all_topics_take_what_our_clients_send() -> None:
 
 def test_facts_are_kept_for_ever_and_samples_for_90_days() -> None:
     kept = {topic.name: topic.config["retention.ms"] for topic in all_topics() if topic.events}
-    assert kept.pop("clawstream.samples.v1") == str(90 * 86_400_000)
+    assert kept.pop(topics.SAMPLES) == str(90 * 86_400_000)
     assert set(kept.values()) == {"-1"}
 
 
 def test_what_stages_read_has_a_dead_letter_queue() -> None:
     for name in ("exchanges", "turns", "votes", "verdicts", "hints"):
         assert dead_letter_topic(f"clawstream.{name}.v1") == f"clawstream.{name}.v1.dlq"
-    assert dead_letter_topic("clawstream.policy.v1") is None
+    assert dead_letter_topic(topics.POLICY) is None
 
 
 def test_schemas_and_dead_letters_hold_no_events() -> None:
-    assert "clawstream.schemas.v1" not in event_topics()
+    assert topics.SCHEMAS not in event_topics()
     assert not any(name.endswith(".dlq") for name in event_topics())
 
 
