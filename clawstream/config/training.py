@@ -109,8 +109,8 @@ class TrainingSettings(Section):
         None,
         ge=0,
         le=0.5,
-        description="of a batch: past hints, on prompts that the policy answers again, unseen; none: a third, or 0 "
-        "where the method learns from no hints or an engine is teacher",
+        description="of a batch: past hints, on prompts that the policy answers again, unseen, and twice as many while "
+        "it does not follow them; none: a third, or 0 where no hint teaches or an engine is teacher",
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(

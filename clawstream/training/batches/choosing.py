@@ -43,7 +43,7 @@ class BatchRules:
 
     policy_id: str
     batch_samples: int = 16  # rehearsals come on top
-    rehearsal_share: float = 0.0  # of a batch, at most, rounded up to a whole rehearsal
+    rehearses: bool = False  # past hints are trained on again
     max_wait_ms: int = 3_600_000  # once the oldest sample waited so long, a smaller batch is made
     max_versions_behind: int | None = None  # None: however old
     rewards_count: bool = True
@@ -74,7 +74,8 @@ def to_correct(waiting: Iterable[Arrival], rules: BatchRules) -> tuple[SampleAss
 def choose(waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int) -> list[str]:
     """Return the names of the next batch's samples in training order: rehearsals last. Empty: no batch is due.
 
-    A batch is of corrections alone, or has none. The answers to a correction's prompts are trained on with it.
+    A batch is of corrections alone, or has none. The answers to a correction's prompts are taken with it. So are all
+    other rehearsals that wait, the newest first, up to half of the batch.
     """
     fresh = {name: arrival for name, arrival in waiting.items() if arrival.sample.hint_id is None}
     rehearsals = {name: id_ for name, arrival in waiting.items() if (id_ := arrival.sample.hint_id) is not None}
@@ -92,8 +93,8 @@ def choose(waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int) ->
     untaught = {corrected_hint(one.sample) for one in corrections.values()} - taught
     own = [name for name, hint_id in rehearsals.items() if hint_id in taught]
     past = [name for name, hint_id in rehearsals.items() if hint_id not in taught | untaught]
-    num_past = rehearsals_beside(len(taken) + len(own), share=rules.rehearsal_share)
-    return [*taken, *own, *past[max(0, len(past) - num_past) :]]
+    most_past = len(taken) + len(own) if rules.rehearses else 0
+    return [*taken, *own, *past[max(0, len(past) - most_past) :]]
 
 
 def due_ms(waiting: Mapping[str, Arrival], rules: BatchRules) -> int | None:

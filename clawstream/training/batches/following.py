@@ -316,7 +316,7 @@ def rules(settings: Settings, *, of: str, limits: ModelLimits) -> BatchRules:
         by_engine=training.by_engine,
         grouped=grouped,
         refreshes=training.late == "refresh",
-        rehearsal_share=training.rehearsed_share,
+        rehearses=training.rehearsed_share > 0,
         max_unsettled_ms=HEARD_MS + round(training.group_wait_s * 1000) if grouped else None,
         limits=limits,
         corrects=training.corrects,

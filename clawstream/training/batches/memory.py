@@ -27,6 +27,7 @@ from clawstream.events.base import derived_id
 
 MAX_HINTS = 256
 PROMPTS_A_HINT = 8
+OPEN_NATS = 0.05  # a token: an answer that does not follow its hint is some .2 from it
 TRIED_PROMPTS = 64  # the newest of a key, for a correction
 REMEMBERED = 4096  # samples: those of the plan that a restart takes again are among the newest
 LONGEST_AGO_FIRST = 2  # hints that were not rehearsed for longest, for each most open one: their loss is not measured
@@ -113,15 +114,24 @@ class HintMemory:
         return [*retired, *held]
 
     def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
-        """Return at most `count` prompts to rehearse after `version` was planned.
+        """Return prompts to rehearse after `version` was planned: `count`, and more while hints are open.
 
         They are of the hints that were said or rehearsed longest ago, and of those that are most open; of each key one
-        before a second of any. Each call is a round, and it is noted which prompts were asked in it.
+        before a second of any. Then there is one more for each open hint, up to `count` more. Each call is a round, and
+        it is noted which prompts were asked in it.
         """
         self._round += 1
         asked: dict[str, RehearsalAsked] = {}
-        for hint in self._spread():
-            if len(asked) == count:
+        is_open = [hint for hint in self._most_open() if (hint.open_nats or 0.0) > OPEN_NATS]
+        self._ask(self._spread(), asked, count, version, now_ms)
+        self._ask(is_open, asked, len(asked) + min(count, len(is_open)), version, now_ms)
+        return list(asked.values())
+
+    def _ask(
+        self, hints: Iterable[_Hint], asked: dict[str, RehearsalAsked], up_to: int, version: int, now_ms: int
+    ) -> None:
+        for hint in hints:
+            if len(asked) == up_to:
                 break
             prompt = next((one for one in hint.prompts if one.turn_id not in asked), None)
             if prompt is None:
@@ -129,7 +139,6 @@ class HintMemory:
             hint.prompts = [*(one for one in hint.prompts if one is not prompt), prompt]
             hint.since_round = self._round
             asked[prompt.turn_id] = _asked(prompt, version, now_ms)
-        return list(asked.values())
 
     def to_correct(self, sample: SampleAssembled, count: int, *, now_ms: int) -> list[RehearsalAsked]:
         """Return `count` requests for answers to prompts with the sample's hint; none if the hint can't be rehearsed.

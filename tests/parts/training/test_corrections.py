@@ -42,7 +42,7 @@ from tests.sessions import ANSWERS, Session, assistant, user
 from tests.unit.refresh.anew import HINT
 from tests.unit.stream import toys
 
-RULES = BatchRules(policy_id="policy", batch_samples=16, max_wait_ms=10**6, corrects=True, rehearsal_share=0.25)
+RULES = BatchRules(policy_id="policy", batch_samples=16, max_wait_ms=10**6, corrects=True, rehearses=True)
 OWN = hint_id_of("policy", None, "keep it plain")
 
 
@@ -84,7 +84,7 @@ def test_a_correction_is_due_once_its_hint_has_enough_answers_of_its_own(num_ans
     taken = names(batch) or []
     assert taken[: 1 + num_answers] == ["a", *own]
     past = taken[1 + num_answers :]
-    assert len(past) == -(-(1 + num_answers) // 3), "a quarter of the batch is of the past"
+    assert len(past) == 1 + num_answers, "half of the batch is of the past"
 
 
 def test_a_correction_that_is_not_answered_in_time_is_trained_on_as_it_is() -> None:

@@ -51,7 +51,7 @@ from tests.sessions import ANSWERS, SAMPLES, Session, assistant, user
 from tests.unit.refresh.anew import HINT
 from tests.unit.stream import toys
 
-RULES = BatchRules(policy_id="policy", batch_samples=3, max_wait_ms=1000, rehearsal_share=0.25)
+RULES = BatchRules(policy_id="policy", batch_samples=3, max_wait_ms=1000, rehearses=True)
 
 
 def rehearsal(name: str, *, version: int = 0) -> SampleAssembled:
@@ -65,15 +65,21 @@ def test_a_quarter_of_a_batch_are_rehearsals(fresh: int, beside: int) -> None:
     assert rehearsals_beside(fresh, share=0.0) == 0
 
 
-def test_a_batch_has_its_samples_and_the_newest_rehearsals_on_top() -> None:
+def test_a_batch_has_its_samples_and_the_newest_rehearsals_on_top_up_to_half_of_it() -> None:
     batcher = Batcher(RULES)
-    for name in ("old", "new"):
+    for name in ("old", "1", "2", "3"):
         assert batcher.receive(of(rehearsal(name))) is None
     for name in "abc":
         batcher.receive(of(tiny.sample(name)))
     batch = batcher.due(parent_version=0, now_ms=0)
     assert batch is not None
-    assert [sample.turn_id for sample in batch.samples] == ["a", "b", "c", "new"]
+    assert [sample.turn_id for sample in batch.samples] == ["a", "b", "c", "1", "2", "3"]
+    idle = Batcher(replace(RULES, rehearses=False))
+    for sample in (rehearsal("r"), *map(tiny.sample, "abc")):
+        idle.receive(of(sample))
+    batch = idle.due(parent_version=0, now_ms=0)
+    assert batch is not None
+    assert [sample.turn_id for sample in batch.samples] == ["a", "b", "c"]
 
 
 def test_rehearsals_alone_make_no_batch_however_long_they_wait() -> None:
@@ -100,16 +106,16 @@ def test_a_rehearsal_by_a_policy_of_yesterday_is_dropped() -> None:
     assert batcher.dropped == {DropReason.OVERTAKEN: 1}
 
 
-@pytest.mark.parametrize("num_waiting", [0, 1, 5, 6, 7, 8, 9])
-def test_as_many_rehearsals_as_wait_are_taken_up_to_the_share(num_waiting: int) -> None:
-    batcher = Batcher(BatchRules(policy_id="policy", batch_samples=16, rehearsal_share=1 / 3))
+@pytest.mark.parametrize("num_waiting", [0, 1, 8, 15, 16, 17])
+def test_as_many_rehearsals_as_wait_are_taken_up_to_as_many_as_there_are_samples(num_waiting: int) -> None:
+    batcher = Batcher(BatchRules(policy_id="policy", batch_samples=16, rehearses=True))
     for number in range(num_waiting):
         batcher.receive(of(rehearsal(f"r{number}")))
     for number in range(16):
         batcher.receive(of(tiny.sample(f"s{number}")))
     batch = batcher.due(parent_version=0, now_ms=0)
     assert batch is not None
-    assert sum(sample.hint_id is not None for sample in batch.samples) == min(num_waiting, 8)
+    assert sum(sample.hint_id is not None for sample in batch.samples) == min(num_waiting, 16)
 
 
 def test_a_planned_rehearsal_is_found_again_after_a_restart() -> None:

@@ -18,7 +18,7 @@ from clawstream.events import (
     VersionSpan,
     hint_id_of,
 )
-from clawstream.training.batches.memory import MAX_HINTS, PROMPTS_A_HINT, HintMemory
+from clawstream.training.batches.memory import MAX_HINTS, OPEN_NATS, PROMPTS_A_HINT, HintMemory
 from tests.examples import examples
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=9, seed=None, stop=())
@@ -114,10 +114,25 @@ def test_two_hints_that_were_not_rehearsed_for_long_go_with_the_most_open_one() 
     ids = {name: hint_id_of("policy", None, f"hint {name}") for name in "abcdef"}
     held.note([Rehearsed(hint_id=ids["f"], open_nats=0.3), Rehearsed(hint_id=ids["e"], open_nats=0.2)])
     held.note([Rehearsed(hint_id=ids["d"], open_nats=None)])
-    assert turns(held.to_ask(3, version=1, now_ms=0)) == ["a", "b", "f"]
-    assert turns(held.to_ask(3, version=2, now_ms=0)) == ["c", "d", "f"]
+    assert turns(held.to_ask(3, version=1, now_ms=0))[:3] == ["a", "b", "f"]
+    assert turns(held.to_ask(3, version=2, now_ms=0))[:3] == ["c", "d", "f"]
     held.note([Rehearsed(hint_id=ids["f"], open_nats=0.1)])
-    assert turns(held.to_ask(3, version=3, now_ms=0)) == ["e", "a", "f"]
+    assert turns(held.to_ask(3, version=3, now_ms=0))[:3] == ["a", "b", "e"]
+
+
+def test_while_hints_are_open_there_is_one_more_rehearsal_for_each_up_to_twice_as_many() -> None:
+    held = HintMemory()
+    told(held, *(taught(f"{name}{n}", f"hint {name}") for name in "abcdef" for n in range(3)))
+    ids = {name: hint_id_of("policy", None, f"hint {name}") for name in "abcdef"}
+
+    def asked(**open_nats: float) -> list[str]:
+        held.note([Rehearsed(hint_id=ids[name], open_nats=nats) for name, nats in open_nats.items()])
+        return [turn[0] for turn in turns(held.to_ask(3, version=held._round + 1, now_ms=0))]
+
+    assert len(asked(a=OPEN_NATS, b=-0.3)) == 3
+    assert asked(c=0.2, d=0.3)[3:] == ["d", "c"]
+    assert asked(a=0.5, b=0.4, e=0.6, f=0.7)[3:] == ["f", "e", "a"]
+    assert len(asked(**dict.fromkeys("abcdef", 0.0))) == 3
 
 
 def test_what_was_just_said_is_trained_on_anyway_and_is_rehearsed_last() -> None:
