@@ -247,7 +247,8 @@ def lasting(rows: Iterable[ReportRow]) -> list[Lasting]:
 def _lasting(rows: Sequence[ReportRow]) -> Lasting:
     cell, found = rows[0].cell, [row.by_person() for row in rows]
     scored = {who for each in found for scores in each.values() for who in scores}
-    people = [block.talker for block in cell.blocks if block.talker in scored]
+    talkers = [block.talker for block in cell.blocks if block.talker in scored]
+    people = [*talkers, *sorted(scored - {*talkers})]  # who never talked may lose by it
     all_kept = [share for each in found if (share := kept(cell.blocks, each)) is not None]
     all_newest = [score for each in found if (score := newest(cell.blocks, each)) is not None]
     all_lost = [loss for each in found if (loss := others_lost(cell.blocks, each)) is not None]
