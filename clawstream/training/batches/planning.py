@@ -218,9 +218,9 @@ class Batcher:
         return to_correct(self._waiting.values(), self._rules)
 
     def corrected(self, samples: Iterable[SampleAssembled], now_ms: int) -> None:
-        """Note that these corrections' answers were asked for."""
-        for sample in samples:
-            self._waiting[sample.sample_id] = replace(self._waiting[sample.sample_id], asked_ms=now_ms)
+        """Note that these corrections' answers were asked for; one that was replaced meanwhile is passed over."""
+        for name in self._waiting.keys() & {sample.sample_id for sample in samples}:
+            self._waiting[name] = replace(self._waiting[name], asked_ms=now_ms)
 
     @property
     def due_ms(self) -> int | None:

@@ -128,6 +128,29 @@ def test_the_answers_to_a_hint_that_is_said_no_more_are_trained_on_by_nobody() -
     assert names(again.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS)) == ["a", "own 0", "own 1", "own 2"]
 
 
+def test_a_correction_that_is_replaced_while_its_answers_are_asked_for_is_passed_over() -> None:
+    batcher = Batcher(RULES)
+    batcher.receive(of(said("a")))
+    asked = batcher.to_correct()
+    newer = replace(said("a"), hint="in bold", num_feedback=1)
+    batcher.receive(of(newer))
+    batcher.corrected(asked, 1)
+    assert batcher.to_correct() == (newer,)
+
+
+def test_a_hint_that_is_said_again_after_it_was_taken_back_has_its_answers_again() -> None:
+    batcher = batcher_with(said("a"))
+    assert batcher.receive(of(replace(said("a"), hint="in bold", num_feedback=1))) is None
+    assert batcher.receive(of(rehearsal("early"))) is DropReason.SUPERSEDED
+    assert batcher.receive(of(said("b"))) is None
+    assert batcher.receive(of(rehearsal("own"))) is None
+
+
+def test_a_further_answer_to_a_hinted_turn_is_no_correction_of_its_own() -> None:
+    batcher = batcher_with(said("a"), replace(said("b"), refreshed_id="a further answer"))
+    assert names(batcher.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS)) == ["a"]
+
+
 def test_the_answers_to_a_correction_that_waits_are_kept_however_old() -> None:
     own = [f"own {number}" for number in range(ENOUGH_ANSWERS)]
     batcher = batcher_with(said("a"), *map(rehearsal, own), rehearsal("past", "another"))
