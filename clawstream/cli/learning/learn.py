@@ -229,7 +229,7 @@ def learn(
                 f"--controls {control.value} changes nothing of {', '.join(left)}: left out there"
             )
     if policy_base == "own":
-        _refuse_not_own(settings, without, at_once=at_once)
+        _refuse_not_own(settings, without, at_once=at_once, together=votes_together > 0)
     kept_in = folder or settings.data_dir / "learn"
     kept_in.mkdir(parents=True, exist_ok=True)
     asked_in = kept_in / "problems" / (scenario if problems is None else f"{scenario}-{problems.stem}")
@@ -332,7 +332,7 @@ def _refuse_unfit(
         raise ConfigError(f"{', '.join(idle)}: no effect with --scenario {scenario}. Nothing was run. Leave it out")
 
 
-def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_once: int) -> None:
+def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_once: int, together: bool) -> None:
     """Refuse what can't be done with the settings' own policy."""
     if not settings.engine.base_policy.is_dir():
         raise ConfigError(
@@ -350,6 +350,11 @@ def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_o
             "Leave it out"
         )
     drawn = [control.value for control in controls if control.value != "frozen"]
+    if together and settings.judge.url is not None:
+        raise ConfigError(
+            "--votes-together: with --base own the judge at judge.url is asked, whose votes nobody makes wrong. "
+            "Nothing was run. Leave it out, or take judge.url out"
+        )
     if drawn and settings.judge.url is not None:
         raise ConfigError(
             f"--controls {','.join(drawn)}: these replace what a judge says, and with --base own the judge at "

@@ -58,13 +58,16 @@ class BatchRules:
 
 def corrects(sample: SampleAssembled, rules: BatchRules) -> bool:
     """Return whether the sample's hint is to be trained on at once: it was said of an answer that people saw."""
-    said = sample.hint is not None and sample.hint_id is None and sample.refreshed_id is None
-    counts = rules.hints_count and hint_counts(sample, by_engine=rules.by_engine) and sample.sampling.of_the_policy
-    return rules.corrects and said and counts
+    if not rules.corrects or not rules.hints_count or sample.hint is None:
+        return False
+    said = sample.hint_id is None and sample.refreshed_id is None
+    return said and hint_counts(sample, by_engine=rules.by_engine) and sample.sampling.of_the_policy
 
 
 def to_correct(waiting: Iterable[Arrival], rules: BatchRules) -> tuple[SampleAssembled, ...]:
     """Return the corrections whose answers are to be asked for now, in order of arrival."""
+    if not rules.corrects:
+        return ()
     corrections = [one for one in waiting if corrects(one.sample, rules)]
     num_open = sum(one.asked_ms is not None for one in corrections)
     unasked = [one.sample for one in corrections if one.asked_ms is None]

@@ -9,6 +9,7 @@ of hints that had none for long.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from math import inf
 from operator import itemgetter
 from typing import TypeVar
 
@@ -122,9 +123,9 @@ class HintMemory:
         """
         self._round += 1
         asked: dict[str, RehearsalAsked] = {}
-        is_open = [hint for hint in self._most_open() if (hint.open_nats or 0.0) > OPEN_NATS]
+        still_open = self._most_open(above_nats=OPEN_NATS)
         self._ask(self._spread(), asked, count, version, now_ms)
-        self._ask(is_open, asked, len(asked) + min(count, len(is_open)), version, now_ms)
+        self._ask(still_open, asked, len(asked) + min(count, len(still_open)), version, now_ms)
         return list(asked.values())
 
     def _ask(
@@ -183,9 +184,9 @@ class HintMemory:
     def _longest_ago(self) -> list[_Hint]:
         return sorted(self._hints.values(), key=lambda hint: hint.since_round)
 
-    def _most_open(self) -> list[_Hint]:
+    def _most_open(self, above_nats: float = -inf) -> list[_Hint]:
         known = [(hint.open_nats, hint) for hint in self._hints.values() if hint.open_nats is not None]
-        return [hint for _, hint in sorted(known, key=itemgetter(0), reverse=True)]
+        return [hint for nats, hint in sorted(known, key=itemgetter(0), reverse=True) if nats > above_nats]
 
 
 def _remember(known: dict[T, None], new: T) -> None:

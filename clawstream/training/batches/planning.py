@@ -291,13 +291,14 @@ class Batcher:
             self._newest[_answer(sample)] = _revision(sample)
         older = self._rivals(sample)
         self._drop([arrival.sample.sample_id for arrival in older], DropReason.SUPERSEDED)
-        self._take_back(self._hints(one.sample for one in older) - self._hints([sample]) - self._open)
+        if replaced := self._hints(one.sample for one in older) - self._hints([sample]):
+            self._take_back(replaced - self._open)
         return older
 
     @property
     def _open(self) -> set[str]:
         """The hints of the waiting corrections."""
-        return self._hints(one.sample for one in self._waiting.values())
+        return self._hints(one.sample for one in self._waiting.values()) if self._rules.corrects else set()
 
     def _hints(self, samples: Iterable[SampleAssembled]) -> set[str]:
         return {corrected_hint(sample) for sample in samples if corrects(sample, self._rules)}

@@ -59,6 +59,7 @@ from tests.unit.simulation.outcomes import FLIPPED, REFERENCE, block_row, failed
         ),
         (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
         (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
+        (["--scenario", "tools", "--votes-together", "0.5"], "--votes-together: no effect with --scenario tools"),
         (["--real", "--seeds", "1,2"], "--seeds 1,2: --real draws with one seed"),
         (
             ["--methods", "stepwise", "--scenario", "tools", "--answers-per-hint", "4"],
@@ -105,6 +106,7 @@ def test_an_option_that_makes_no_grid_is_named_before_anything_is_run(
             ["--methods", "binary", "--controls", "coin"],
             "take judge.url out",
         ),
+        (".", '[judge]\nurl = "http://judge/v1"\n', ["--votes-together", "0.5"], "whose votes nobody makes wrong"),
     ],
 )
 def test_what_can_not_be_done_with_an_own_policy_is_said_before_anything_is_run(

@@ -2,22 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
 import pytest
 import torch
 
-from clawstream.config import JudgeSettings, TrainingSettings
+from clawstream.config import TrainingSettings
 from clawstream.events import BatchPlanned, RehearsalAsked, SampleAssembled, hint_id_of
-from clawstream.inference.sglang import SglangEngine
-from clawstream.judging.stage import judging_stage
-from clawstream.refresh.answering import Refresher
-from clawstream.refresh.stage import refresh_stage
-from clawstream.samples.joining import SampleRules
-from clawstream.samples.stage import samples_stage
 from clawstream.training.batches.choosing import (
     ANSWERED_WITHIN_MS,
     CORRECTION_ANSWERS,
@@ -29,17 +21,14 @@ from clawstream.training.batches.memory import HintMemory
 from clawstream.training.batches.planning import Batch, Batcher, DropReason
 from clawstream.training.step.losses import LogProbs, Objective, policy_loss
 from clawstream.training.step.trainer import Trainer
-from clawstream.turns.stage import turns_stage
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
-from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
-from tests.flow import Oracle
+from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend
 from tests.parts.training import tiny
 from tests.parts.training.test_batches import of, plan_of
 from tests.parts.training.test_loop import settings, trained_until
-from tests.parts.training.test_refreshed_on_logs import Small
+from tests.parts.training.test_refreshed_on_logs import Small, stages_from_turns_to_answers
 from tests.parts.training.test_rehearsals import assembled
 from tests.sessions import ANSWERS, Session, assistant, user
-from tests.unit.refresh.anew import HINT
 from tests.unit.stream import toys
 
 RULES = BatchRules(policy_id="policy", batch_samples=16, max_wait_ms=10**6, corrects=True, rehearses=True)
@@ -251,17 +240,7 @@ async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, 
     session = Session("s", renderer=Small(), sampled=lambda text: tuple(b % tiny.VOCABULARY for b in text.encode()))
     session.ask([user("2+2?")], "**4**")
     session.ask([user("2+2?"), assistant("**4**"), user("no bold")], "4")
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(serving(engine))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        policy = Refresher([SglangEngine(http, url)], Small(), "policy")
-        for stage in (
-            turns_stage(),
-            judging_stage(JudgeSettings(votes=1), Oracle(HINT)),
-            samples_stage(SampleRules(Small())),
-            refresh_stage(policy, "policy", answers_per_hint=1),
-        ):
-            await stack.enter_async_context(toys.running(stage, log))
+    async with stages_from_turns_to_answers(log, engine):
         await log.append(session.written)
         events = await trained_until(log, chosen, 1)
     [plan] = [event for event in events if isinstance(event, BatchPlanned)]

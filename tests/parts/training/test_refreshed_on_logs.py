@@ -1,7 +1,7 @@
 """The whole way round on a log: a thumb comes late, the policy answers again, and the trainer learns from the hint."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,23 @@ class Small(Letters):
         return ParsedAnswer(content="x" * len(output_ids), reasoning="", tool_calls=(), unfinished="")
 
 
+@asynccontextmanager
+async def stages_from_turns_to_answers(log: MemoryLog, engine: ScriptedBackend) -> AsyncIterator[None]:
+    """The stages that make samples of what is on the log, and have the engine answer prompts again."""
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serving(engine))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        policy = Refresher([SglangEngine(http, url)], Small(), "policy")
+        for stage in (
+            turns_stage(),
+            judging_stage(JudgeSettings(votes=1), Oracle(HINT)),
+            samples_stage(SampleRules(Small())),
+            refresh_stage(policy, "policy", answers_per_hint=1),
+        ):
+            await stack.enter_async_context(toys.running(stage, log))
+        yield
+
+
 async def test_a_thumb_on_a_turn_that_was_trained_on_has_the_policy_answer_again_and_learn_from_the_hint(
     base: Path,
     tmp_path: Path,
@@ -59,17 +76,7 @@ async def test_a_thumb_on_a_turn_that_was_trained_on_has_the_policy_answer_again
     engine = ScriptedBackend(script=lambda _: ScriptedAnswer(token_ids=(7, 8, 9, 1)), version="1")
     engine.faults.append(Fault(status=503))
 
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(serving(engine))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        policy = Refresher([SglangEngine(http, url)], Small(), "policy")
-        for stage in (
-            turns_stage(),
-            judging_stage(JudgeSettings(votes=1), Oracle(HINT)),
-            samples_stage(SampleRules(Small())),
-            refresh_stage(policy, "policy", answers_per_hint=1),
-        ):
-            await stack.enter_async_context(toys.running(stage, log))
+    async with stages_from_turns_to_answers(log, engine):
         await trained_until(log, chosen, 1)
         await log.append([thumb])
         said = await trained_until(log, chosen, 2)

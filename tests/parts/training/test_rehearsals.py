@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from clawstream.config import JudgeSettings, TrainingSettings
+from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     AnswerRefreshed,
@@ -26,12 +24,7 @@ from clawstream.events import (
     VersionSpan,
     hint_id_of,
 )
-from clawstream.inference.sglang import SglangEngine
-from clawstream.judging.stage import judging_stage
-from clawstream.refresh.answering import Refresher, rehearsed
-from clawstream.refresh.stage import refresh_stage
-from clawstream.samples.joining import SampleRules
-from clawstream.samples.stage import samples_stage
+from clawstream.refresh.answering import rehearsed
 from clawstream.stream.topics import MEMORY
 from clawstream.training.batches.choosing import BatchRules, rehearsals_beside
 from clawstream.training.batches.planning import Batch, Batcher, DropReason
@@ -39,16 +32,13 @@ from clawstream.training.rehearsing import Rehearsing
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from clawstream.training.torch_model import TorchModel
-from clawstream.turns.stage import turns_stage
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
-from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend, serving
-from tests.flow import Oracle
+from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend
 from tests.parts.training import tiny
 from tests.parts.training.test_batches import of, plan_of
 from tests.parts.training.test_loop import settings, trained_until
-from tests.parts.training.test_refreshed_on_logs import Small
+from tests.parts.training.test_refreshed_on_logs import Small, stages_from_turns_to_answers
 from tests.sessions import ANSWERS, SAMPLES, Session, assistant, user
-from tests.unit.refresh.anew import HINT
 from tests.unit.stream import toys
 
 RULES = BatchRules(policy_id="policy", batch_samples=3, max_wait_ms=1000, rehearses=True)
@@ -175,17 +165,7 @@ async def test_a_hint_that_was_trained_on_is_rehearsed_in_the_next_batch(base: P
         session.ask([user("2+2?"), assistant("**4**"), user("no bold")], "4")
         await log.append(session.written)
 
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(serving(engine))
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        policy = Refresher([SglangEngine(http, url)], Small(), "policy")
-        for stage in (
-            turns_stage(),
-            judging_stage(JudgeSettings(votes=1), Oracle(HINT)),
-            samples_stage(SampleRules(Small())),
-            refresh_stage(policy, "policy", answers_per_hint=1),
-        ):
-            await stack.enter_async_context(toys.running(stage, log))
+    async with stages_from_turns_to_answers(log, engine):
         await complains("first")
         await trained_until(log, chosen, 1)
 
