@@ -241,7 +241,7 @@ def _with_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
     begin = _common([said, hinted])
     joined, added = said[begin:], hinted[begin:]
     is_at_end = len(there) - _common([there, hinted_there]) <= 1
-    if tail == 0 or len(joined) > 1 or not is_at_end or there[len(there) - len(joined) :] != joined:
+    if tail == 0 or not is_at_end or there[len(there) - len(joined) :] != joined:
         return None
     ids = (*there[: len(there) - len(joined)], *added, *other.prompt_ids[len(there) :])
     return replace(other, hinted_prompt_ids=ids, hint_id=own.hint_id, hint=own.hint, hint_by_person=own.hint_by_person)

@@ -19,6 +19,7 @@ from clawstream.training.batches.choosing import (
 )
 from clawstream.training.batches.memory import HintMemory
 from clawstream.training.batches.planning import Batch, Batcher, DropReason
+from clawstream.training.publishing import GateMemory
 from clawstream.training.step.losses import LogProbs, Objective, policy_loss
 from clawstream.training.step.trainer import Trainer
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
@@ -253,6 +254,11 @@ async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, 
     assert sum(ask.asked_at_ms <= plan.planned_at_ms for ask in asks) == CORRECTION_ANSWERS
     again = await trained_until(log, chosen, 1)  # started once more, with nothing left to do
     assert sum(isinstance(event, BatchPlanned) for event in again) == 1
+
+
+def test_the_gate_remembers_first_answers_to_people_and_none_that_rehearses() -> None:
+    memory = GateMemory().after([rehearsal("own"), said("a"), rehearsal("past", "another")])
+    assert [canary.prompt_ids for canary in memory.canaries] == [said("a").prompt_ids]
 
 
 @pytest.mark.parametrize(("rate", "num_steps"), [(1e-5, 4), (2e-4, 2), (0.3, 1)])
