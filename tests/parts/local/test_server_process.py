@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -184,10 +185,10 @@ async def test_a_child_is_told_and_heard_and_ends_without_force(tmp_path: Path) 
 
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_a_stubborn_child_is_ended_by_force_with_what_it_left_behind(tmp_path: Path, cancelled: bool) -> None:
-    code = f"import os; print(os.fork(), flush=True); {STUBBORN}"
+    code = f"import os; child = os.fork(); child and print(child, flush=True); {STUBBORN}"
     child = await start_child([sys.executable, "-c", code], log=tmp_path / "log")
     assert wait_until(lambda: (tmp_path / "log").read_text().count("serving") == 2)
-    left = [psutil.Process(int(pid)) for pid in (tmp_path / "log").read_text().split() if pid.isdigit() and pid != "0"]
+    left = [psutil.Process(int(pid)) for pid in re.findall(r"\d+", (tmp_path / "log").read_text())]
     if cancelled:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
