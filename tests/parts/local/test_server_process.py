@@ -148,7 +148,7 @@ def test_what_a_server_left_behind_in_its_group_ends_with_it(tmp_path: Path) -> 
     command = [sys.executable, "-c", f"{leaves}; import signal; print('serving', flush=True); signal.pause()", STUBBORN]
     server_process = ServerProcess(command, folder=tmp_path, log=tmp_path / "log", grace_s=1)
     assert wait_until(lambda: server_process.log_tail().count("serving") == 2)
-    left = psutil.Process(int(server_process.log_tail().splitlines()[0]))
+    left = psutil.Process(int(re.findall(r"\d+", server_process.log_tail())[0]))
     server_process.stop()
     assert wait_until(lambda: gone(left))
 
