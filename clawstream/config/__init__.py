@@ -35,6 +35,7 @@ from clawstream.config.training import IDLE, RewardsSettings, SamplesSettings, T
 from clawstream.errors import ConfigError
 
 PREFIX = "CLAWSTREAM_"
+KEYS_RANK = 16  # of the adapters of keys, where training.lora_rank is not set
 
 
 class _Environment(EnvSettingsSource):
@@ -79,6 +80,14 @@ class Settings(BaseSettings):
     training: TrainingSettings = TrainingSettings()
     weights: WeightsSettings = WeightsSettings()
     monitor: MonitorSettings = MonitorSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapters_have_a_rank(cls, said: Any) -> Any:
+        policy, training = said.get("policy"), said.get("training", {})
+        if isinstance(policy, dict) and policy.get("adapters") == "by_key" and isinstance(training, dict):
+            return said | {"training": {"lora_rank": KEYS_RANK} | training}
+        return said
 
     @model_validator(mode="after")
     def _hints_alone_count_where_whole_distributions_are_held_against_each_other(self) -> "Settings":

@@ -100,10 +100,20 @@ class PolicySettings(Section):
     """What learns."""
 
     id: str = Field("policy", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="names the policy on the log")
+    adapters: Literal["shared", "by_key"] = Field(
+        "shared",
+        description="who learns together: shared: everybody; by_key: each API key has an adapter of its own, which is "
+        "trained on what is said under that key alone (training.lora_rank is 16 then, where it is not set)",
+    )
     served_model: str = Field("policy", description="the model name that clients ask for")
     renderer: str = Field("auto", description="the chat template's family, as the renderers package names it")
     enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
     trust_tokenizer_code: bool = Field(False, description="run Python code of the model folder's tokenizer (Kimi K2)")
+
+    @property
+    def by_key(self) -> bool:
+        """Whether each API key has an adapter of its own."""
+        return self.adapters == "by_key"
 
     @property
     def is_named(self) -> bool:

@@ -81,6 +81,9 @@ from clawstream.events.policy import (
     StepRejected,
     StepTaken,
     TopicOffset,
+    is_of_policy,
+    key_of_policy,
+    policy_of_key,
 )
 from clawstream.events.samples import (
     EVERYTHING,

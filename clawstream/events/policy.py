@@ -151,3 +151,24 @@ class PolicyRejected(_VersionEvent):
     engine: str
     reason: str
     rejected_at_ms: int
+
+
+_PLUS = "+"  # in no `policy.id`, and in no key's name
+
+
+def policy_of_key(policy_id: str, key_name: str | None) -> str:
+    """Return the id of the policy that learns from this key alone, where each key has an adapter of its own.
+
+    Without a key it is the one that all share, `policy_id`.
+    """
+    return policy_id if key_name is None else f"{policy_id}{_PLUS}{key_name}"
+
+
+def key_of_policy(policy_id: str) -> str | None:
+    """Return the key that alone teaches this policy; None: all share it."""
+    return policy_id.partition(_PLUS)[2] or None
+
+
+def is_of_policy(policy_id: str, shared_id: str) -> bool:
+    """Return whether this is the policy that all share, or one of a key that began with it."""
+    return policy_id.partition(_PLUS)[0] == shared_id
