@@ -33,25 +33,22 @@ _OF_THE_MACHINE = (
 
 
 class Stepper:
-    """Holds a policy's trainer, which is kept between steps while the settings stay the same."""
+    """Holds the trainer of a policy, or in turn of several on one base; it is kept while the settings stay the same."""
 
-    def __init__(
-        self, base: Path, checkpoints_dir: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None
-    ) -> None:
+    def __init__(self, base: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None) -> None:
         """`machine` says how this machine computes; None: each plan's own settings are used."""
         self._base = base
         self._machine = machine
         self._limits = limits
-        self._checkpoints_dir = checkpoints_dir
         self._team: Team | None = None  # while its processes run
-        # The settings, the version that the trainer holds (None: its step was rejected), the trainer.
-        self._trainer: tuple[TrainingSettings, int | None, Trainer | Team] | None = None
+        # The settings, the policy and version that the trainer holds (None: its step was rejected), the trainer.
+        self._trainer: tuple[TrainingSettings, tuple[str, int] | None, Trainer | Team] | None = None
 
     def execute(
-        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], *, parent: Path | None,
+        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], *, parent: Path | None, versions: Path,
         recorded: StepTaken | None, rejected: Collection[int] = (),
     ) -> Checkpoint | StepRejected:  # fmt: skip
-        """Take the plan's step on these samples and return its checkpoint, whole on disk; or why there is none.
+        """Take the plan's step on these samples and return its checkpoint, whole in `versions`; or why there is none.
 
         Only plans by older releases name samples that no step can be taken on; these are left out. `parent` is the
         verified folder of the parent version; None: the parent is the base. `recorded` is the step as it stands on the
@@ -59,7 +56,7 @@ class Stepper:
         """
         started_s = time.perf_counter()
         settings = self._settings_of(plan, recorded)
-        trainer = self._trainer_for(settings, plan.parent_version, parent)
+        trainer = self._trainer_for(settings, (plan.policy_id, plan.parent_version), parent)
         self._trainer = None  # until the step is kept or rejected: if it fails, the weights are unknown
         usable = self._usable(plan, samples)
         try:
@@ -72,8 +69,8 @@ class Stepper:
             return rejection(plan, str(why), step_ms=_ms_since(started_s), now_ms=now_ms())
         step_ms = _ms_since(started_s)
         step = recorded or step_taken(plan, usable, update, rejected=rejected, step_ms=step_ms, now_ms=now_ms())
-        checkpoint = write(self._checkpoints_dir, plan, step, trainer.save)
-        self._trainer = (settings, plan.policy_version, trainer)
+        checkpoint = write(versions, plan, step, trainer.save)
+        self._trainer = (settings, (plan.policy_id, plan.policy_version), trainer)
         return checkpoint
 
     def close(self) -> None:
@@ -107,7 +104,7 @@ class Stepper:
             )  # fmt: skip
         return usable
 
-    def _trainer_for(self, training: TrainingSettings, version: int, parent: Path | None) -> Trainer | Team:
+    def _trainer_for(self, training: TrainingSettings, version: tuple[str, int], parent: Path | None) -> Trainer | Team:
         if self._trainer is not None and self._trainer[:2] == (training, version):
             return self._trainer[2]
         if self._trainer is not None and self._trainer[0] == training:

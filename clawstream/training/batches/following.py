@@ -8,7 +8,7 @@ A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -18,10 +18,12 @@ from clawstream.errors import ConfigError
 from clawstream.events import (
     BatchPlanned,
     GroupSettled,
+    PolicyEvent,
     PolicyPublished,
     RefreshAsked,
     ReplayStarted,
     RollbackAsked,
+    SampleAssembled,
     SamplesPromoted,
     VersionPinned,
 )
@@ -62,10 +64,21 @@ def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[S
     start = settings.checkpoints_dir / version_name(from_version) if from_version else None
     if start is not None:
         read(start, contents=False)
-    policy = settings.policy.model_copy(update={"id": f"{settings.policy.id}-{replay}"})
+    own = settings_of(settings, f"{settings.policy.id}-{replay}")
     training = settings.training.model_copy(update={"max_versions_behind": None})
     what = Retraining(replay=replay, of=settings.policy.id, from_version=from_version, start=start)
-    return settings.model_copy(update={"policy": policy, "training": training}), what
+    return own.model_copy(update={"training": training}), what
+
+
+def settings_of(settings: Settings, policy_id: str) -> Settings:
+    """Return the settings under which this policy is trained, in a folder of its own."""
+    return settings.model_copy(update={"policy": settings.policy.model_copy(update={"id": policy_id})})
+
+
+def policies_of(records: Iterable[Arrived]) -> set[str]:
+    """Return the policies that the records are of."""
+    events = [record.event for record in records if isinstance(record, Record)]
+    return {event.policy_id for event in events if isinstance(event, PolicyEvent | SampleAssembled)}
 
 
 def first_publication(policy_id: str, base: Path, start: Checkpoint | None, *, now_ms: int) -> PolicyPublished:
@@ -111,7 +124,7 @@ class Following:
 
     def __init__(
         self, settings: Settings, training_log: Log, progress: PolicyProgress, retraining: Retraining | None,
-        limits: ModelLimits,
+        limits: ModelLimits, *, arrived: asyncio.Event, quarantine: TrainingQuarantine,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._log = training_log
@@ -124,12 +137,13 @@ class Following:
         self.pins: list[VersionPinned] = []
         self.replay: str | None = None  # the replay whose samples are read; None: the live ones
         self.all_read = False  # True: a retraining has read its replay to the end
-        self.arrived = asyncio.Event()
+        self.found: set[str] = set()  # the policies that gave the answers of the samples read so far
+        self._arrived = arrived
         self._one_asking = asyncio.Lock()
         self._logged: Counter[DropReason] = Counter()  # by reason, the number last logged
         self.reading: list[asyncio.Task[None]] = []
         self.keeping: list[asyncio.Task[None]] = []  # writes the bookmark while the next step is taken
-        self.quarantine = TrainingQuarantine(topics.SAMPLES, training_log, on_change=self.arrived.set)
+        self._quarantine = quarantine
         self._positions: dict[tuple[str, int], int] = {}  # by partition: the next offset to read; empty: not known yet
         self._ends: Mapping[PartitionId, int] = {}  # the log's ends when reading began
         self._bookmark = Bookmark(settings.policy.id, training_log)
@@ -156,7 +170,7 @@ class Following:
             self._promoted += [event for event in events if isinstance(event, SamplesPromoted)]
             self.rollbacks += [event for event in events if isinstance(event, RollbackAsked)]
             self.pins += [event for event in events if isinstance(event, VersionPinned)]
-            self.arrived.set()
+            self._arrived.set()
 
     def turn_to(self, replay: str | None, *, executed_version: int) -> None:
         """Train on the samples of `replay` from now on; waiting samples of another source are read again later."""
@@ -179,13 +193,13 @@ class Following:
         self._logged.clear()
         self.all_read = False
         self._positions = {}
-        self.quarantine.turn()
+        self._quarantine.turn()
         self.reading.append(asyncio.create_task(self._read(self._topics, self.batcher, executed_version)))
         log.info("samples_from replay=%s version=%d", replay, executed_version)
 
     async def rule(self) -> None:
         """Do what people decided about samples that are set aside, and ask for the late samples' new answers."""
-        await self.quarantine.rule(self._topic, self.batcher)
+        await self._quarantine.rule(self._topic, self.batcher)
         await self.ask_anew()
 
     async def ask_anew(self) -> None:
@@ -233,29 +247,30 @@ class Following:
         return [self._topic, topics.GROUPS if self.replay is None else replay_topic(topics.GROUPS, self.replay)]
 
     async def _read(self, topics: Sequence[str], batcher: Batcher, executed_version: int) -> None:
-        await self.quarantine.current.wait()
+        await self._quarantine.current.wait()
         stopped = await self._bookmark.stopped(topics, self._progress.plans, executed_version)
         executed = resume_offsets(self._progress.plans, executed_version)
         batcher.read_again({place: offset for place, offset in stopped.items() if offset < executed[place]})
         start = self._start(await self._log.begin_offsets(topics), stopped)
         self._ends = await self._log.end_offsets(topics)
         self._positions = dict(start)
-        self.arrived.set()
+        self._arrived.set()
         horizon = Horizon(topics, self._log) if self._is_grouped else None
         await self._look_ahead(horizon, (), batcher)
         async for records in self._log.follow(topics, start, until_end=self._retraining is not None):
             settled: list[str] = []
             for record in records:
                 if record.topic == topics[0]:
-                    await self.quarantine.receive(record, batcher)
+                    await self._quarantine.receive(record, batcher)
+                    self.found |= policies_of([record])
                 else:
                     settled += _settle(record, batcher)
                 self._positions[PartitionId(record.topic, record.partition)] = record.offset + 1
             await self._look_ahead(horizon, settled, batcher)
             await self.ask_anew()
-            self.arrived.set()
+            self._arrived.set()
         self.all_read = True
-        self.arrived.set()
+        self._arrived.set()
 
     async def _look_ahead(self, horizon: Horizon | None, settled: Sequence[str], batcher: Batcher) -> None:
         """Tell the batcher which settled groups get no more samples, the log being read past their settlement."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from math import inf
 
-from clawstream.errors import UnusableCheckpoint
+from clawstream.errors import SamplesGone, UnusableCheckpoint
 from clawstream.events import (
     BatchPlanned,
     PolicyActivated,
@@ -175,3 +175,15 @@ def versions_behind(sample: SampleAssembled, parent_version: int, rejected: Coll
     """
     newest = max((s.policy_version for s in sample.versions), default=parent_version)
     return max(parent_version - newest - sum(newest < none <= parent_version for none in rejected), 0)
+
+
+def gone(plan: BatchPlanned, missing: Sequence[str]) -> SamplesGone:
+    """Return the error which says that these samples of the plan are not on the log any more."""
+    places = ", ".join(f"{o.topic}-{o.partition} before {o.next_offset}" for o in plan.offsets)
+    return SamplesGone(
+        f"the plan of version {plan.policy_version} of {plan.policy_id} names {len(missing)} samples of "
+        f"{len(plan.sample_ids)} that are not on the log any more, {missing[0]} first. They stood in {places}, and are "
+        "past their topic's retention. Its step is not taken, nor any later one. Restore the topic from a backup; or "
+        "derive the samples again with `clawstream replay start --votes-from log --name again` and go on with "
+        f"`clawstream train --samples again --from-policy {plan.parent_version}`, as a policy of its own"
+    )

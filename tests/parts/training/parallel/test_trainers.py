@@ -285,8 +285,8 @@ def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by_the_o
         policy_id="policy", policy_version=1, parent_version=0, sample_ids=tuple(s.sample_id for s in MIXED),
         offsets=(), seed=1, settings=planned.model_dump_json().encode(), planned_at_ms=0, turns=(),
     )  # fmt: skip
-    stepper = Stepper(base, tmp_path / "versions", limits_of(base), machine=settings_of({}))
-    checkpoint = stepper.execute(plan, tuple(MIXED), parent=None, recorded=None)
+    stepper = Stepper(base, limits_of(base), machine=settings_of({}))
+    checkpoint = stepper.execute(plan, tuple(MIXED), parent=None, versions=tmp_path / "versions", recorded=None)
     stepper.close()
     assert isinstance(checkpoint, Checkpoint)
     assert stepper._team is None
@@ -308,14 +308,18 @@ def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_th
             settings=settings.model_dump_json().encode(), planned_at_ms=0, turns=(),
         )  # fmt: skip
 
-    stepper = Stepper(base, tmp_path / "versions", limits_of(base))
-    rejected = stepper.execute(plan(1, one_sided), one_sided, parent=None, recorded=None)
+    stepper = Stepper(base, limits_of(base))
+    rejected = stepper.execute(
+        plan(1, one_sided), one_sided, parent=None, versions=tmp_path / "versions", recorded=None
+    )
     assert isinstance(rejected, StepRejected)
     assert "judge says yes to everything" in rejected.reason
     team = stepper._team
     assert team is not None
     pids = team.pids
-    checkpoint = stepper.execute(plan(2, MIXED), tuple(MIXED), parent=None, recorded=None)
+    checkpoint = stepper.execute(
+        plan(2, MIXED), tuple(MIXED), parent=None, versions=tmp_path / "versions", recorded=None
+    )
     assert isinstance(checkpoint, Checkpoint)
     assert stepper._team is team  # a refusal ends no process
     stepper.close()

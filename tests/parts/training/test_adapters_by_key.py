@@ -1,0 +1,164 @@
+"""An adapter for each API key: trained on that key's samples alone, in turn with the others, as if it were alone."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clawstream.config import Settings
+from clawstream.events import (
+    BatchPlanned,
+    Event,
+    PolicyPublished,
+    RollbackAsked,
+    SampleAssembled,
+    policy_of_key,
+)
+from clawstream.stream import topics
+from clawstream.stream.stage import Record
+from clawstream.training.checkpoints import latest
+from clawstream.training.loop import train
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.parts.training import tiny
+from tests.parts.training.test_loop import names, said, settings
+
+KEYS = ("alice", "bob")
+
+
+def by_key(base: Path, data: Path, **training: object) -> Settings:
+    chosen = settings(base, data, lora_rank=2, **training)
+    return chosen.model_copy(update={"policy": chosen.policy.model_copy(update={"adapters": "by_key"})})
+
+
+def samples_of(key: str | None, count: int, *, begin: int = 0, reward: int = 1) -> list[SampleAssembled]:
+    return [
+        replace(tiny.sample(f"{key} {n}", reward=reward if n % 3 else -reward, policy_id=policy_of_key("policy", key)),
+                key_name=key)
+        for n in range(begin, begin + count)
+    ]  # fmt: skip
+
+
+def published(events: Sequence[Event], key: str | None) -> list[PolicyPublished]:
+    own = policy_of_key("policy", key)
+    return [event for event in events if isinstance(event, PolicyPublished) and event.policy_id == own]
+
+
+async def trained_until(log: MemoryLog, chosen: Settings, **versions: int) -> list[Event]:
+    """Run the loop until each of these keys has its version; return all that the policy topic says then."""
+    stop = asyncio.Event()
+    running = asyncio.create_task(train(chosen, log, stop=stop))
+    events: list[Event] = []
+    async with asyncio.timeout(60):
+        async for records in log.follow([topics.POLICY], "earliest"):
+            events += [record.event for record in records if isinstance(record, Record)]
+            newest = {key: max((e.policy_version for e in published(events, key)), default=-1) for key in versions}
+            if running.done() or all(newest[key] >= version for key, version in versions.items()):
+                break
+    stop.set()
+    await running
+    return await said(log)
+
+
+def weights(chosen: Settings, key: str) -> bytes:
+    checkpoint = latest(chosen.checkpoints_dir.parent / policy_of_key("policy", key))
+    assert checkpoint is not None
+    return (checkpoint.path / "adapter_model.safetensors").read_bytes()
+
+
+async def test_each_key_has_versions_of_its_own_made_of_its_own_samples_alone(base: Path, tmp_path: Path) -> None:
+    log, own = MemoryLog(MemoryBroker()), {key: samples_of(key, 6) for key in KEYS}
+    await log.append([one for pair in zip(*own.values(), strict=True) for one in pair])
+    events = await trained_until(log, by_key(base, tmp_path), alice=2, bob=2)
+    for key in KEYS:
+        versions = published(events, key)
+        assert [event.policy_version for event in versions] == [0, 1, 2]
+        assert [event.adapter for event in versions] == [None, f"policy+{key}-v1", f"policy+{key}-v2"]
+        plans = [e for e in events if isinstance(e, BatchPlanned) and e.policy_id == policy_of_key("policy", key)]
+        assert {name for plan in plans for name in plan.sample_ids} == names(own[key])
+    assert [event.policy_version for event in published(events, None)] == [0]
+
+
+async def test_a_key_is_trained_as_if_it_were_alone(base: Path, tmp_path: Path) -> None:
+    found = {}
+    for name, keys in (("both", KEYS), *((key, (key,)) for key in KEYS)):
+        log, own = (
+            MemoryLog(MemoryBroker()),
+            {key: samples_of(key, 9, reward=1 if key == "bob" else -1) for key in keys},
+        )
+        await log.append([one for some in zip(*own.values(), strict=True) for one in some])
+        chosen = by_key(base, tmp_path / name)
+        await trained_until(log, chosen, **dict.fromkeys(keys, 3))
+        found[name] = [weights(chosen, key) for key in keys]
+    assert found["both"] == [*found["alice"], *found["bob"]]
+    assert found["alice"] != found["bob"]
+
+
+async def test_keys_that_come_later_and_a_restart_take_nothing_from_those_that_are_there(
+    base: Path, tmp_path: Path
+) -> None:
+    log, chosen = MemoryLog(MemoryBroker()), by_key(base, tmp_path)
+    await log.append(samples_of("alice", 3))
+    await trained_until(log, chosen, alice=1)
+    await log.append([*samples_of("bob", 3), *samples_of("alice", 3, begin=3)])
+    events = await trained_until(log, chosen, alice=2, bob=1)
+    await log.append(samples_of("bob", 3, begin=3))
+    events = await trained_until(log, chosen, bob=2)
+    plans = [event for event in events if isinstance(event, BatchPlanned)]
+    taken = [(plan.policy_id, name) for plan in plans for name in plan.sample_ids]
+    assert len(taken) == len(set(taken)) == 12
+    assert [event.policy_version for event in published(events, "alice")] == [0, 1, 2]
+    assert [event.policy_version for event in published(events, "bob")] == [0, 1, 2]
+
+
+async def test_a_new_key_begins_with_what_the_shared_policy_has_learned_and_keeps_that_version(
+    base: Path, tmp_path: Path
+) -> None:
+    log, chosen = MemoryLog(MemoryBroker()), by_key(base, tmp_path, keep_checkpoints=1)
+    await log.append(samples_of(None, 6))
+    stop = asyncio.Event()
+    running = asyncio.create_task(train(chosen, log, stop=stop))
+    async with asyncio.timeout(60):
+        while len(published(await said(log), None)) < 3:
+            await asyncio.sleep(0.02)
+    stop.set()
+    await running
+    await log.append(samples_of("alice", 3))
+    await trained_until(log, chosen, alice=3)
+    await log.append([*samples_of(None, 6, begin=6), *samples_of("alice", 3, begin=3)])
+    events = await trained_until(log, chosen, alice=4)
+
+    first, *_ = published(events, "alice")
+    begun_with = chosen.checkpoints_dir / "v000002"
+    assert (first.policy_version, first.parent_version, first.path) == (2, None, str(begun_with.absolute()))
+    assert first.adapter == "policy+alice-v2"
+    assert [event.policy_version for event in published(events, "alice")] == [2, 3, 4]
+    assert begun_with.is_dir(), "what a key began with stays, however many versions came since"
+
+    await log.append([RollbackAsked(policy_id="policy+alice", number=1, to_version=2, asked_at_ms=0)])
+    await trained_until(log, chosen, alice=5)
+    assert weights(chosen, "alice") == (begun_with / "adapter_model.safetensors").read_bytes()
+
+
+async def test_where_all_share_one_policy_a_keys_samples_are_not_of_it(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    await log.append([*samples_of("alice", 3), *samples_of(None, 3)])
+    chosen = settings(base, tmp_path, lora_rank=2, max_updates=1)
+    stop = asyncio.Event()
+    running = asyncio.create_task(train(chosen, log, stop=stop))
+    async with asyncio.timeout(60):
+        while len(published(await said(log), None)) < 2:
+            await asyncio.sleep(0.02)
+    stop.set()
+    await running
+    assert published(await said(log), "alice") == []
+
+
+def test_adapters_by_key_have_a_rank_where_none_is_set() -> None:
+    assert Settings(environment=False, policy={"adapters": "by_key"}).training.lora_rank == 16
+    own = Settings(environment=False, policy={"adapters": "by_key"}, training={"lora_rank": 4})
+    assert own.training.lora_rank == 4
+    assert Settings(environment=False).training.lora_rank is None
+    with pytest.raises(ValueError, match="adapters"):
+        Settings(environment=False, policy={"adapters": "by key"})
