@@ -8,9 +8,10 @@ import asyncio
 import hashlib
 import sys
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import openai
@@ -18,6 +19,7 @@ import orjson
 import typer
 
 from clawstream.simulation.marks import AnswerMark, HeldOutQuestion, by_persona, mark, questions, total
+from clawstream.simulation.student import keys_in, shown_key
 
 _HINT_MARKER = "[user's hint / instruction]"
 _VERSION_HEADER = "x-policy-version"
@@ -28,8 +30,10 @@ class Scorer:
 
     def __init__(
         self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int,
-        max_tokens: int,
+        max_tokens: int, api_keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
+        """`api_keys` has the keys, by name, of people who have one of their own."""
+        self._api_keys = api_keys
         self._client, self._model, self._hinted, self._max_tokens = client, model, hinted, max_tokens
         self._temperature = openai.omit if temperature is None else temperature
         self._slots = asyncio.Semaphore(concurrency)
@@ -50,7 +54,11 @@ class Scorer:
                 messages=[{"role": "user", "content": content}],
                 seed=seed_of(seed, question.question),
                 max_tokens=self._max_tokens,
-                extra_headers={"X-Turn-Type": "side", "X-Session-Id": f"scorer-{self._run}-{number:03d}"},
+                extra_headers={
+                    "X-Turn-Type": "side",
+                    "X-Session-Id": f"scorer-{self._run}-{number:03d}",
+                    **shown_key(self._api_keys, question.persona),
+                },
                 temperature=self._temperature,
             )
         version = reply.headers.get(_VERSION_HEADER)
@@ -71,6 +79,7 @@ def main(
         Path, typer.Option(help="the held-out problems, and who asks, one JSON object a line", exists=True)
     ],
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
+    api_keys: Annotated[Path | None, typer.Option(help="keys of people's own, a JSON object by person")] = None,
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
     hinted: Annotated[bool, typer.Option(help="with the right hint in each prompt: the ceiling")] = False,
     temperature: Annotated[float | None, typer.Option(help="none: the gateway's own", min=0, max=2)] = None,
@@ -88,8 +97,9 @@ def main(
 
     async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
         scorer = Scorer(
-            client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency, max_tokens=max_tokens
-        )
+            client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency, max_tokens=max_tokens,
+            api_keys=keys_in(api_keys),
+        )  # fmt: skip
         marks = await scorer.mark_all(asked, seed)
         found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
         return asdict(total(marks)) | found

@@ -10,6 +10,7 @@ once no session is open.
 
 import asyncio
 import itertools
+import json
 import os
 import random
 import signal
@@ -17,9 +18,10 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar
 
 import orjson
@@ -79,6 +81,16 @@ class Arrivals:
         )
 
 
+def keys_in(file: Path | None) -> Mapping[str, str]:
+    """Return the API keys in the file, by person; none where there is no file."""
+    return {} if file is None else json.loads(file.read_text())
+
+
+def shown_key(api_keys: Mapping[str, str], person: str) -> dict[str, str]:
+    """Return the header that shows the person's own key; empty: they have none."""
+    return {"Authorization": f"Bearer {api_keys[person]}"} if person in api_keys else {}
+
+
 class CutStream(Exception):
     """A stream that ended without a finish reason."""
 
@@ -86,25 +98,31 @@ class CutStream(Exception):
 class Student:
     """Holds sessions, one after the other, with one client, as the person that each task names."""
 
-    def __init__(self, client: "AsyncOpenAI", model: str, *, max_tokens: int, hint_share: float) -> None:
+    def __init__(
+        self, client: "AsyncOpenAI", model: str, *, max_tokens: int, hint_share: float,
+        api_keys: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        """`api_keys` has the keys, by name, of people who have one of their own."""
         self._client, self._model, self._max_tokens = client, model, max_tokens
-        self._hint_share = hint_share
+        self._hint_share, self._api_keys = hint_share, api_keys
 
     async def chat(self, session: str, task: PersonTask, rng: random.Random) -> bool:
         """Hold one session about `task`; False where a request of it failed."""
         messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": ask(task, rng)}]
-        answer = await self._answered(session, messages, done=False)
+        headers = {"X-Session-Id": session, "X-Turn-Type": "main", **shown_key(self._api_keys, task.persona)}
+        answer = await self._answered(session, messages, headers)
         if answer is None:
             return False
         reaction = react(task, impression(task, answer), rng, hint_share=self._hint_share)
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": reaction}]
-        return await self._answered(session, messages, done=True) is not None
+        return await self._answered(session, messages, headers | {"X-Session-Done": "1"}) is not None
 
-    async def _answered(self, session: str, messages: "list[ChatCompletionMessageParam]", *, done: bool) -> str | None:
+    async def _answered(
+        self, session: str, messages: "list[ChatCompletionMessageParam]", headers: dict[str, str]
+    ) -> str | None:
         """The text of the answer, its report printed; None where it failed."""
         from openai import OpenAIError
 
-        headers = {"X-Session-Id": session, "X-Turn-Type": "main"} | ({"X-Session-Done": "1"} if done else {})
         arrivals, answer, error = Arrivals(), None, None
         try:
             answer = await self._stream(messages, headers, arrivals)
@@ -276,6 +294,7 @@ def main(
     base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
     problems: Annotated[Path, typer.Option(help="what they ask, and who does, one JSON object a line", exists=True)],
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
+    api_keys: Annotated[Path | None, typer.Option(help="keys of people's own, a JSON object by person")] = None,
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
     sessions: Annotated[int, typer.Option(help="0: until stdin says stop or ends", min=0)] = 0,
     concurrency: Annotated[int, typer.Option(help="sessions at once", min=1)] = 4,
@@ -297,7 +316,7 @@ def main(
         from openai import AsyncOpenAI
 
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share)
+            student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share, api_keys=keys_in(api_keys))
             classroom = StudentPool(
                 student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip,
                 speaker=lambda task: task.speaker,

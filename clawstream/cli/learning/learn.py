@@ -145,6 +145,10 @@ def learn(
             help="Share of turns on which the judge's votes are all wrong, or none; 0: each errs alone.", min=0, max=1
         ),
     ] = 0.0,
+    adapters: Annotated[
+        Literal["shared", "by_key"],
+        typer.Option(help="Whether people share an adapter, or have API keys and one each (with corrections)."),
+    ] = "shared",
     at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a row per run here.", metavar="FILE")] = None,
@@ -214,6 +218,11 @@ def learn(
             "Leave it out, or name combined"
         )
     refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
+    if adapters == "by_key" and not (cast.one_by_one and lora_rank):
+        raise ConfigError(
+            "--adapters by_key: expected --scenario corrections, in which one person talks, and a --lora-rank above 0. "
+            "Nothing was run. Name these"
+        )
     policy_base = base or cast.bases[0]
     _refuse_unfit(
         scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry, together=votes_together > 0
@@ -246,7 +255,7 @@ def learn(
             epochs=epochs or (CORRECTION_EPOCHS if cast.one_by_one else EPOCHS),
             answers_per_hint=answers_per_hint, w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
-            votes_together=votes_together,
+            votes_together=votes_together, adapters=adapters,
         )  # fmt: skip
         cells = grid(like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by)
         runs = Grid(kept_in, people, policy, settings.cache_dir, base_sha=base_sha, own=own)

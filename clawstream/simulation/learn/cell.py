@@ -53,6 +53,7 @@ async def run_cell(order: Order, folder: Path) -> CellOutcome:
         patient=not cell.hurry,
         flip_after=cell.flip_after,
         votes_together=cell.votes_together,
+        by_key=cell.by_key,
         base=order.base,
         cache_dir=order.cache_dir,
         folder=folder,
@@ -101,7 +102,8 @@ async def _scores(order: Order, folder: Path, record: RunRecord) -> tuple[dict[i
     """
     cell, scores, at_flip = order.cell, dict[int, VersionScore](), None
     own = None if order.own is None else load(order.own)
-    async with room(folder / "scoring", order.people, order.cache_dir, own=own) as asking:
+    key = cell.blocks[0].talker if cell.by_key else None
+    async with room(folder / "scoring", order.people, order.cache_dir, own=own, key=key) as asking:
         asking_flipped = replace(asking, problems=order.people.scored_flipped)
 
         async def scored(update: int, room: CheckpointScoring) -> VersionScore:

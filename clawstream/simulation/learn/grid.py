@@ -46,6 +46,7 @@ class Cell:
     teacher: str = USUAL_TEACHER  # by training.teacher's names, or what is usual; of no effect where no hint teaches
     flip_after: int | None = None  # updates: then each person wants what another wanted
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
+    adapters: str = "shared"  # by policy.adapters' names
 
     @property
     def name(self) -> str:
@@ -55,12 +56,21 @@ class Cell:
         digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
         control = () if self.control is None else (self.control.value,)
         teacher = () if self.teacher == USUAL_TEACHER else (self.teacher,)
-        return "-".join((self.scenario, self.base, self.method, *teacher, *control, f"seed{self.seed}", digest))
+        adapters = ("by_key",) if self.by_key else ()
+        return "-".join(
+            (self.scenario, self.base, self.method, *teacher, *adapters, *control, f"seed{self.seed}", digest)
+        )
 
     @property
     def arm(self) -> str:
-        """The unit compared over seeds: the method, and the teacher where it is not the usual one."""
-        return self.method if self.teacher == USUAL_TEACHER else f"{self.method}, {self.teacher} teacher"
+        """The unit compared over seeds: the method, and where they are not the usual ones teacher and adapters."""
+        teacher = "" if self.teacher == USUAL_TEACHER else f", {self.teacher} teacher"
+        return f"{self.method}{teacher}{', an adapter a person' if self.by_key else ''}"
+
+    @property
+    def by_key(self) -> bool:
+        """Whether each person has an API key, and so an adapter, of their own."""
+        return self.adapters == "by_key"
 
     @property
     def title(self) -> str:

@@ -23,7 +23,7 @@ from clawstream.config import (
     dump,
     inherited_environment,
 )
-from clawstream.events import PolicyActivated
+from clawstream.events import PolicyActivated, policy_of_key
 from clawstream.inference.engine import adapter_name
 from clawstream.inference.model_folder import ADAPTER_CONFIG
 from clawstream.inference.sglang import SglangEngine, engine_session
@@ -32,7 +32,7 @@ from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import HOST, answers, reserved
 from clawstream.local.supervisor import Part, Supervisor
 from clawstream.simulation.runs.figures import VersionScore
-from clawstream.simulation.runs.programs import ScorerProcess
+from clawstream.simulation.runs.programs import ScorerProcess, keys_for
 from clawstream.simulation.runs.run import People
 from clawstream.simulation.runs.scenarios import MAX_TOKENS, blended, lent
 from clawstream.stream.kafka import admin
@@ -52,6 +52,8 @@ class CheckpointScoring:
     problems: Path  # held out
     scorer: str  # the module that asks them
     own: Settings | None = None  # a person's settings, whose engines (if they have addresses) serve the checkpoints
+    key: str | None = None  # whose adapter a checkpoint is, where people have keys of their own; None: all get it
+    api_keys: Path | None = None  # for the scorer
 
     async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> VersionScore:
         """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.
@@ -74,6 +76,7 @@ class CheckpointScoring:
                 scorer = ScorerProcess(
                     f"http://{HOST}:{port}", self.problems, self.folder / "logs", module=self.scorer, seed=SEED,
                     temperature=TEMPERATURE, max_tokens=None if self.own is None else MAX_TOKENS,
+                    api_keys=self.api_keys,
                 )  # fmt: skip
                 return await scorer.score(version, hinted=hinted)
 
@@ -96,6 +99,7 @@ class CheckpointScoring:
 
     async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
         """Have the engine serve the adapter, and write that to the log, where the gateway reads it."""
+        policy_id = policy_of_key(policy_id, self.key)
         name = adapter_name(policy_id, version)
         await engine.load_lora_adapter(name, str(await asyncio.to_thread(checkpoint.absolute)))
         loaded = PolicyActivated(
@@ -112,7 +116,13 @@ class CheckpointScoring:
             kafka=self.kafka,
             engine=EngineSettings(model_path=str(checkpoint.absolute()), urls=(engine,)),
             gateway=GatewaySettings(port=port),
-            policy=PolicySettings(id=policy_id, served_model="policy", renderer="qwen3", enable_thinking=False),
+            policy=PolicySettings(
+                id=policy_id,
+                served_model="policy",
+                renderer="qwen3",
+                enable_thinking=False,
+                adapters="shared" if self.key is None else "by_key",
+            ),
         )
         config = self.folder / "settings.json"
         write_private(config, dump(settings if self.own is None else blended(settings, self.own)))
@@ -121,13 +131,19 @@ class CheckpointScoring:
 
 @contextlib.asynccontextmanager
 async def room(
-    folder: Path, people: People, cache_dir: Path, *, own: Settings | None = None
+    folder: Path, people: People, cache_dir: Path, *, own: Settings | None = None, key: str | None = None
 ) -> AsyncIterator[CheckpointScoring]:
-    """A place to score in, with a log of its own that is empty at first."""
+    """A place to score in, with a log of its own that is empty at first.
+
+    With a `key`, each person asks under a key of their own, and checkpoints are adapters of that one.
+    """
     with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
         access = KafkaSettings(**kafka.access)
         await admin.apply(kafka.bootstrap, security=access)
-        yield CheckpointScoring(folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own)
+        yield CheckpointScoring(
+            folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own, key=key,
+            api_keys=None if key is None else keys_for(people.scenario, folder / "keys.json", folder),
+        )  # fmt: skip
 
 
 def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:

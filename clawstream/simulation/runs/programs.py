@@ -12,14 +12,18 @@ from typing import Any
 
 from clawstream.errors import PartUnavailable
 from clawstream.events import BatchPlanned, GroupSettled, PolicyActivated, PolicyPublished, StepRejected, StepTaken
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
+from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.server_process import end_child, start_child
 from clawstream.simulation.problems import MAX_STEPS
 from clawstream.simulation.runs.figures import Chat, VersionScore
-from clawstream.simulation.runs.scenarios import STEPS_A_ROUND, ScenarioPrograms
+from clawstream.simulation.runs.scenarios import SCENARIOS, STEPS_A_ROUND, ScenarioPrograms
 from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
+KEYS_AT_ONCE = 64  # requests of a person's own key; a scorer has 32
 UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
 PAUSE_WITHIN_S = 120.0
 _END_WITHIN_S = 10.0
@@ -229,6 +233,7 @@ class ScorerProcess:
     seed: int
     temperature: float
     max_tokens: int | None = None
+    api_keys: Path | None = None  # of people who have keys of their own, and so may be answered by different versions
 
     async def score(self, update: int, *, hinted: bool = False) -> VersionScore:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
@@ -236,6 +241,7 @@ class ScorerProcess:
             self.module, "--base-url", f"{self.gateway}/v1", "--problems", str(self.problems),
             "--seed", str(self.seed), "--temperature", str(self.temperature), *(("--hinted",) if hinted else ()),
             *(() if self.max_tokens is None else ("--max-tokens", str(self.max_tokens))),
+            *(() if self.api_keys is None else ("--api-keys", str(self.api_keys))),
         ]  # fmt: skip
         log = self.logs / "scorer.log"
         async with program(*argv, log=log) as process:
@@ -243,7 +249,8 @@ class ScorerProcess:
         if process.returncode != 0:
             raise PartUnavailable(f"the scorer exited with {process.returncode}: see {log}")
         found = json.loads(output)
-        if found["policy_versions"] != [str(update)]:
+        others = set() if self.api_keys is None else {"0"}
+        if set(found["policy_versions"]) - others != {str(update)} - others:
             raise PartUnavailable(
                 f"answers for the score of update {update} came from versions {found['policy_versions']}: "
                 "a score is of one version, so the run ends here"
@@ -253,6 +260,16 @@ class ScorerProcess:
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
             by_persona=found.get("by_persona"),
         )  # fmt: skip
+
+
+def keys_for(scenario: str, keys_file: Path, folder: Path) -> Path:
+    """Give each person of the scenario a key of their name, and return the file that has them for the programs."""
+    names = [who.name for who in SCENARIOS[scenario].personas]
+    keys_file.unlink(missing_ok=True)
+    shown = {name: add_key(keys_file, name, Allowance(max_concurrent=KEYS_AT_ONCE)) for name in names}
+    file = folder / "api_keys.json"
+    write_private(file, json.dumps(shown))
+    return file
 
 
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:

@@ -28,8 +28,16 @@ from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.counting import Counts, Footprint, counted
 from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
-from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, Watch, program
-from clawstream.simulation.runs.scenarios import CASTS, MAX_TOKENS, Block, ScenarioPrograms, blended, blocks_of, lent
+from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, Watch, keys_for, program
+from clawstream.simulation.runs.scenarios import (
+    CASTS,
+    MAX_TOKENS,
+    Block,
+    ScenarioPrograms,
+    blended,
+    blocks_of,
+    lent,
+)
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 
@@ -80,6 +88,7 @@ class Plan:
     patient: bool = False  # people wait for the policy that learned from what they said before
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
+    by_key: bool = False  # each person has an API key, and so an adapter, of their own
     own: Settings | None = None  # a person's settings, which name policy, engines, judge and trainer; None: simulated
 
     @property
@@ -131,6 +140,7 @@ default_temperature = {temperature}
 
 [policy]
 id = {policy_id}
+adapters = "{adapters}"
 served_model = "policy"
 renderer = "qwen3"
 enable_thinking = false
@@ -165,6 +175,7 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)
+        api_keys = keys_for(plan.people.scenario, settings.keys_file, plan.folder) if plan.by_key else None
         watch = Watch(refreshes=settings.training.refreshes)
         tell(RunProgress(phase="starting the parts"))
         if plan.own is not None:
@@ -187,7 +198,7 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
             watching = [tasks.create_task(watch.read(log)), tasks.create_task(footprint.watch())]
             scores, ceiling = await _before(plan, scorer, tell)  # the engine has the base while the trainer still loads
             await watch.until(lambda: watch.activated == 0 and watch.swaps != [], what="base policy in the engine")
-            chats = await _teach(plan, running, watch, scorer, log, scores, tell)
+            chats = await _teach(plan, running, watch, scorer, log, scores, tell, api_keys)
             tell(RunProgress(phase="reading the figures", update=watch.reached, score=_last(scores)))
             counts = await counted(running)
             for task in watching:
@@ -222,7 +233,7 @@ async def _before(plan: Plan, scorer: ScorerProcess, tell: Tell) -> tuple[list[V
 
 async def _teach(
     plan: Plan, running: Installation, watch: Watch, scorer: ScorerProcess, log: KafkaLog,
-    scores: list[VersionScore], tell: Tell,
+    scores: list[VersionScore], tell: Tell, api_keys: Path | None,
 ) -> list[Chat]:  # fmt: skip
     """Let students chat until every update is made and served; add scores on the way, while they are quiet."""
     cast = plan.people.cast
@@ -232,6 +243,7 @@ async def _teach(
         "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE), *map(str, manner),
         *(("--wait",) if plan.patient or cast.attempts is not None else ()),
         *(() if plan.own is None else ("--max-tokens", str(MAX_TOKENS))),
+        *(() if api_keys is None else ("--api-keys", str(api_keys))),
     )  # fmt: skip
     async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
         students = StudentProcess(process)
@@ -333,6 +345,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             model_path=json.dumps(str(plan.base.absolute())),
             cache_dir=json.dumps(str(plan.cache_dir.absolute())),
             policy_id=json.dumps(plan.folder.name),
+            adapters="by_key" if plan.by_key else "shared",
             temperature=plan.temperature,
             judge_port=judge_port,
             method="stepwise" if by_steps else plan.method,

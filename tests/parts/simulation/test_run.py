@@ -150,7 +150,7 @@ async def taught(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
     live: Any = world
     plan = replace(PLAN, folder=tmp_path, **changes)
     async with asyncio.timeout(10):
-        await _teach(plan, running, live, nothing, nothing, [], lambda _: None)
+        await _teach(plan, running, live, nothing, nothing, [], lambda _: None, None)
     return world.told
 
 

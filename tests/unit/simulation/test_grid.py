@@ -20,7 +20,7 @@ OTHER: dict[str, Any] = {
     "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
     "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "w_topk": 0.5,
     "lora_rank": 8, "hurry": True, "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
-    "votes_together": 0.5,
+    "votes_together": 0.5, "adapters": "by_key",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Followers that share a reading: each gets what it would get alone, wherever and whenever it begins."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -28,7 +28,7 @@ class Counting(MemoryLog):
 
     async def follow(
         self, topics: Sequence[str], start: Start = "earliest", *, until_end: bool = False
-    ) -> AsyncIterator[Sequence[Arrived]]:
+    ) -> AsyncGenerator[Sequence[Arrived], None]:
         if until_end:
             async for records in super().follow(topics, start, until_end=True):
                 yield records
@@ -93,12 +93,12 @@ async def _each_gets_all(deeds: list[tuple[str, Any]]) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         await asyncio.sleep(0)
-    ends = {p.partition: end for p, end in (await plain.end_offsets([EXCHANGES])).items()}
-    wanted = [{p: list(range(begins[p], ends[p])) for p in ends} for *_, begins in followers]
+    stop = {p.partition: end for p, end in (await plain.end_offsets([EXCHANGES])).items()}
+    wanted = [{p: list(range(begins[p], stop[p])) for p in stop} for *_, begins in followers]
     try:
         await settled([found for _, found, _ in followers], [sum(map(len, one.values())) for one in wanted])
         for (_, found, _), expected in zip(followers, wanted, strict=True):
-            assert {p: [offset for q, offset in found if q == p] for p in ends} == expected
+            assert {p: [offset for q, offset in found if q == p] for p in stop} == expected
         assert plain.num_readings <= 1
     finally:
         for task, *_ in followers:
