@@ -19,7 +19,6 @@ import orjson
 import typer
 
 from clawstream.simulation.marks import AnswerMark, HeldOutQuestion, by_persona, mark, questions, total
-from clawstream.simulation.student import keys_in, shown_key
 
 _HINT_MARKER = "[user's hint / instruction]"
 _VERSION_HEADER = "x-policy-version"
@@ -47,6 +46,8 @@ class Scorer:
         return [task.result() for task in tasks]
 
     async def _marked(self, number: int, question: HeldOutQuestion, seed: int) -> AnswerMark:
+        shown = self._api_keys.get(question.persona)
+        own_key = {} if shown is None else {"Authorization": f"Bearer {shown}"}
         content = f"{question.prompt}\n\n{_HINT_MARKER}\n{question.hint}" if self._hinted else question.prompt
         async with self._slots:
             reply = await self._client.chat.completions.with_raw_response.create(
@@ -57,7 +58,7 @@ class Scorer:
                 extra_headers={
                     "X-Turn-Type": "side",
                     "X-Session-Id": f"scorer-{self._run}-{number:03d}",
-                    **shown_key(self._api_keys, question.persona),
+                    **own_key,
                 },
                 temperature=self._temperature,
             )
@@ -98,7 +99,7 @@ def main(
     async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
         scorer = Scorer(
             client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency, max_tokens=max_tokens,
-            api_keys=keys_in(api_keys),
+            api_keys={} if api_keys is None else orjson.loads(api_keys.read_bytes()),
         )  # fmt: skip
         marks = await scorer.mark_all(asked, seed)
         found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}

@@ -33,13 +33,7 @@ from clawstream.stream.log import Log, of_policy
 from clawstream.stream.shared import SharedLog
 from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import limits_of
-from clawstream.training.batches.following import (
-    Following,
-    Retraining,
-    first_publication,
-    policies_of,
-    settings_of,
-)
+from clawstream.training.batches.following import Following, Retraining, first_publication, policies_of, settings_of
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, gone, rejection
 from clawstream.training.batches.quarantine import TrainingQuarantine

@@ -50,8 +50,10 @@ async def test_each_version_is_scored_by_what_was_wanted_when_it_learned_and_tha
     asking = Asking(problems=Path("scored"))
 
     @asynccontextmanager
-    async def room(folder: Path, people: People, cache_dir: Path, *, own: object) -> AsyncIterator[Asking]:
-        del folder, cache_dir, own
+    async def room(
+        folder: Path, people: People, cache_dir: Path, *, own: object, key: str | None
+    ) -> AsyncIterator[Asking]:
+        del folder, cache_dir, own, key
         yield replace(asking, problems=people.scored)
 
     monkeypatch.setattr(cell, "room", room)
