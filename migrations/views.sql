@@ -464,3 +464,18 @@ LEFT JOIN LATERAL (
         AND h.source_offset > said.newest
     ORDER BY h.source_offset LIMIT 1
 ) AS retired ON true;
+
+-- The adapter of each API key that has one of its own: what it began with, how far it came, and what is served of it.
+CREATE OR REPLACE VIEW adapters AS
+SELECT
+    split_part(p.policy_id, '+', 2) AS key_name,
+    p.policy_id,
+    min(p.policy_version) AS began_with,
+    max(p.policy_version) AS newest_version,
+    (SELECT max(a.policy_version) FROM activations AS a WHERE a.policy_id = p.policy_id) AS served_version,
+    (SELECT count(*) FROM steps AS st WHERE st.policy_id = p.policy_id) AS num_updates,
+    (SELECT coalesce(sum(st.num_samples), 0)::bigint FROM steps AS st WHERE st.policy_id = p.policy_id) AS num_samples,
+    to_timestamp(max(p.published_at_ms) / 1000.0) AS published_at
+FROM policies AS p
+WHERE p.policy_id LIKE '%+%'
+GROUP BY p.policy_id;

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import AsJson, Context, ask_log, harmless, log_to_stderr
+from clawstream.cli.process import AsJson, Context, Key, ask_log, harmless, log_to_stderr
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 from clawstream.stream.stage import now_ms
@@ -24,9 +24,9 @@ ID_CHARACTERS = 8  # of an id in the table: enough to name one of a few hundred 
 
 
 @hints.command("list")
-def list_hints(context: typer.Context, as_json: AsJson = False) -> None:
+def list_hints(context: typer.Context, key: Key = None, as_json: AsJson = False) -> None:
     """Show every hint that is rehearsed: whose words, since when, and how far the policy is from following it."""
-    found = ask_log(settings := _settings(context), "hints", lambda log: _held(settings, log))
+    found = ask_log(settings := _settings(context, key), "hints", lambda log: _held(settings, log))
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found]))
         return
@@ -45,10 +45,11 @@ def list_hints(context: typer.Context, as_json: AsJson = False) -> None:
 def retire(
     context: typer.Context,
     hint_id: Annotated[str, typer.Argument(help="Its id, or the beginning of it.")],
+    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Rehearse a hint no more, until somebody says it again. What was learned from it is not unlearned."""
-    settings = _settings(context)
+    settings = _settings(context, key)
 
     async def main(log: "KafkaLog") -> "HeldHint":
         from clawstream.events import HintRetired, Retired
@@ -85,6 +86,6 @@ async def _held(settings: Settings, log: "KafkaLog") -> "tuple[HeldHint, ...]":
     return memory.held
 
 
-def _settings(context: typer.Context) -> Settings:
+def _settings(context: typer.Context, key: str | None) -> Settings:
     log_to_stderr("hints", level=40)
-    return Context.of(context).settings_of_what_ran()
+    return Context.of(context).settings_of_key(key)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream import layout
-from clawstream.cli.process import AsJson, Context, ask_log, harmless, log_to_stderr
+from clawstream.cli.process import AsJson, Context, Key, ask_log, harmless, log_to_stderr
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 from clawstream.stream.stage import now_ms
@@ -31,9 +31,9 @@ MANIFEST = "manifest.json"
 
 
 @policy.command("list")
-def list_versions(context: typer.Context, as_json: AsJson = False) -> None:
+def list_versions(context: typer.Context, key: Key = None, as_json: AsJson = False) -> None:
     """Show every version: what became of it and why, what it was trained on, and when."""
-    settings = _settings(context)
+    settings = _settings(context, key)
     known, kept = _versions_and_pins(settings)
     reached = None if settings.weights.url is not None else _reached(known)
     rows = [
@@ -53,12 +53,41 @@ def list_versions(context: typer.Context, as_json: AsJson = False) -> None:
     typer.echo(_reach(settings, reached, kept))
 
 
+@policy.command("keys")
+def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show the adapter of each API key: what it began with, how far it came, and what it was trained on."""
+    from clawstream.events import key_of_policy
+    from clawstream.monitoring.policy import newest, versions
+    from clawstream.stream import topics
+    from clawstream.stream.log import family_events
+
+    settings = _settings(context, None)
+    told = ask_log(settings, "policy", lambda log: family_events(log, topics.POLICY, settings.policy.id))
+    rows = []
+    for policy_id in sorted({event.policy_id for event in told} - {settings.policy.id}):
+        known = versions(told, policy_id)
+        steps = [one.step for one in known.values() if one.step is not None]
+        serving = [number for number, one in known.items() if one.engines]
+        rows.append({
+            "key": key_of_policy(policy_id), "began_with": min(known), "newest": newest(known),
+            "served": max(serving, default=None), "updates": len(steps), "samples": sum(s.num_samples for s in steps),
+            "mean_reward": steps[-1].mean_reward if steps else None,
+        })  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table("key", "began with", "newest version", "served", "updates", "samples", "mean reward")
+    for row_of_key in rows:
+        table.add_row(*map(_shown, row_of_key.values()))
+    layout.show(Console(), table)
+
+
 @policy.command()
-def show(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
+def show(context: typer.Context, version: _VERSION, key: Key = None, as_json: AsJson = False) -> None:
     """Show one version: the figures of its step, the samples of its plan, and the versions that it was made of."""
     from clawstream.monitoring.policy import ancestors
 
-    known, _ = _versions_and_pins(_settings(context))
+    known, _ = _versions_and_pins(_settings(context, key))
     one = _known(known, version)
     step = {} if one.step is None else asdict(one.step)
     told = row(one) | {
@@ -80,7 +109,7 @@ def show(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> 
 
 
 @policy.command()
-def rollback(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
+def rollback(context: typer.Context, version: _VERSION, key: Key = None, as_json: AsJson = False) -> None:
     """Have engines serve an earlier version's weights again, and training go on from them.
 
     The trainer does it once its present step is done, or when it is started: its next version has the earlier weights
@@ -89,7 +118,7 @@ def rollback(context: typer.Context, version: _VERSION, as_json: AsJson = False)
     from clawstream.events import RollbackAsked
     from clawstream.monitoring.policy import newest
 
-    settings = _settings(context)
+    settings = _settings(context, key)
 
     def asking(known: "dict[int, VersionFacts]", asked: "Sequence[PolicyEvent]") -> RollbackAsked:
         _refuse_gone(settings, known, version)
@@ -109,25 +138,25 @@ def rollback(context: typer.Context, version: _VERSION, as_json: AsJson = False)
 
 
 @policy.command()
-def pin(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
+def pin(context: typer.Context, version: _VERSION, key: Key = None, as_json: AsJson = False) -> None:
     """Keep a version's weights for a rollback, however many come after it."""
-    _pin(context, version, as_json=as_json, pinned=True)
+    _pin(context, version, key, as_json=as_json, pinned=True)
     if not as_json:
         typer.echo(f"version {version} is kept until `clawstream policy unpin {version}`; a rollback reaches it")
 
 
 @policy.command()
-def unpin(context: typer.Context, version: _VERSION, as_json: AsJson = False) -> None:
+def unpin(context: typer.Context, version: _VERSION, key: Key = None, as_json: AsJson = False) -> None:
     """Let a version's weights be deleted once newer versions take its place."""
-    _pin(context, version, as_json=as_json, pinned=False)
+    _pin(context, version, key, as_json=as_json, pinned=False)
     if not as_json:
         typer.echo(f"version {version} is kept no longer than others: while it is one of the newest")
 
 
-def _pin(context: typer.Context, version: int, *, as_json: bool, pinned: bool) -> None:
+def _pin(context: typer.Context, version: int, key: str | None, *, as_json: bool, pinned: bool) -> None:
     from clawstream.events import VersionPinned
 
-    settings = _settings(context)
+    settings = _settings(context, key)
 
     def asking(known: "dict[int, VersionFacts]", asked: "Sequence[PolicyEvent]") -> VersionPinned:
         if pinned:
@@ -243,6 +272,6 @@ def _shown(value: Any) -> str:
     return ", ".join(map(str, value)) or "-" if isinstance(value, list) else harmless(str(value))
 
 
-def _settings(context: typer.Context) -> Settings:
+def _settings(context: typer.Context, key: str | None) -> Settings:
     log_to_stderr("policy", level=40)
-    return Context.of(context).settings_of_what_ran()
+    return Context.of(context).settings_of_key(key)

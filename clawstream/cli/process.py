@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from clawstream.config import RewardsSettings, SamplesSettings, Settings, TrainingSettings, load, quiet_transformers
 from clawstream.errors import PartUnavailable
+from clawstream.events import policy_of_key
 
 if TYPE_CHECKING:
     from clawstream.events import LearnsFrom
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Key = Annotated[
+    str | None,
+    typer.Option(help="The API key whose adapter is meant (policy.adapters = 'by_key'); none: what all share."),
+]
 EVERY_S = 10.0
 _MOST_KNOWN = 1000  # different log lines; lines of one template count as one
 
@@ -94,8 +99,12 @@ class Context:
         settings = self.settings()
         if settings.policy.is_named or settings.engine.model_path is not None:
             return settings
-        last = policy_of(settings.data_dir) or settings.policy.id
-        return settings.model_copy(update={"policy": settings.policy.model_copy(update={"id": last})})
+        return settings.of_policy(policy_of(settings.data_dir) or settings.policy.id)
+
+    def settings_of_key(self, key: str | None) -> Settings:
+        """Read the settings as `settings_of_what_ran` does, for the adapter of this API key; None: what all share."""
+        settings = self.settings_of_what_ran()
+        return settings.of_policy(policy_of_key(settings.policy.id, key))
 
 
 @asynccontextmanager

@@ -130,6 +130,10 @@ class Settings(BaseSettings):
             )
         return self
 
+    def of_policy(self, policy_id: str) -> "Settings":
+        """Return the settings of another policy on the same base; its versions have a folder of their own."""
+        return self.model_copy(update={"policy": self.policy.model_copy(update={"id": policy_id})})
+
     @property
     def keys_file(self) -> Path:
         """Where the keys of clients are kept."""

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from clawstream.errors import LogContradicted, TryLater, UndecodableRecord
-from clawstream.events import Event, PolicyEvent
+from clawstream.events import Event, PolicyEvent, is_of_policy
 from clawstream.stream.avro import Codec, ReadHeaders, key_bytes, traceparent_of
 from clawstream.stream.stage import Record
 
@@ -238,6 +238,13 @@ async def policy_events(log: EventLog, topic: str, policy_id: str) -> list[Polic
     """Return the events of one policy that the topic has by now."""
     batches = log.follow([topic], "earliest", until_end=True)
     return [event async for records in batches for event in of_policy(records, policy_id)]
+
+
+async def family_events(log: EventLog, topic: str, shared_id: str) -> list[PolicyEvent]:
+    """Return the events that the topic has by now of a policy that all share, and of the keys' policies on it."""
+    batches = log.follow([topic], "earliest", until_end=True)
+    events = [record.event async for records in batches for record in records if isinstance(record, Record)]
+    return [one for one in events if isinstance(one, PolicyEvent) and is_of_policy(one.policy_id, shared_id)]
 
 
 def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:

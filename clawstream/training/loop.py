@@ -33,7 +33,7 @@ from clawstream.stream.log import Log, of_policy
 from clawstream.stream.shared import SharedLog
 from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import limits_of
-from clawstream.training.batches.following import Following, Retraining, first_publication, policies_of, settings_of
+from clawstream.training.batches.following import Following, Retraining, first_publication, policies_of
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, gone, rejection
 from clawstream.training.batches.quarantine import TrainingQuarantine
@@ -152,7 +152,7 @@ class _Policies:
         known = self._shared.found | self._shared.samples.found
         for policy_id in sorted(known - self._loops.keys()):
             if is_of_policy(policy_id, self._settings.policy.id):
-                await self._add(_Loop(settings_of(self._settings, policy_id), self._parts, began_with=self._shared))
+                await self._add(_Loop(self._settings.of_policy(policy_id), self._parts, began_with=self._shared))
 
 
 class _Parts(NamedTuple):

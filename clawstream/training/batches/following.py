@@ -64,15 +64,10 @@ def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[S
     start = settings.checkpoints_dir / version_name(from_version) if from_version else None
     if start is not None:
         read(start, contents=False)
-    own = settings_of(settings, f"{settings.policy.id}-{replay}")
+    own = settings.of_policy(f"{settings.policy.id}-{replay}")
     training = settings.training.model_copy(update={"max_versions_behind": None})
     what = Retraining(replay=replay, of=settings.policy.id, from_version=from_version, start=start)
     return own.model_copy(update={"training": training}), what
-
-
-def settings_of(settings: Settings, policy_id: str) -> Settings:
-    """Return the settings under which this policy is trained, in a folder of its own."""
-    return settings.model_copy(update={"policy": settings.policy.model_copy(update={"id": policy_id})})
 
 
 def policies_of(records: Iterable[Arrived]) -> set[str]:

@@ -21,6 +21,8 @@ from clawstream.events import (
     GroupSettled,
     HintRetired,
     PlannedTurn,
+    PolicyActivated,
+    PolicyPublished,
     PolicyRejected,
     RefreshAsked,
     RefusalReason,
@@ -355,6 +357,21 @@ def test_a_session_shows_an_answer_that_was_stopped_with_what_was_sent_of_it(emp
         ("stopped", "and so on and", "user: No bold, please.", "paired", True),
         (one_session.SECOND, "5", None, None, False),
     ]
+
+
+def test_the_adapters_of_keys_are_told_apart_from_the_shared_policy(emptied: Engine) -> None:
+    def published(policy_id: str, version: int) -> PolicyPublished:
+        found: PolicyPublished = logs.example(PolicyPublished, policy_id=policy_id, policy_version=version)
+        return found
+
+    taken = [replace(step(number), policy_id="policy+ann", num_samples=10 + number) for number in (4, 5)]
+    served = logs.example(PolicyActivated, policy_id="policy+ann", policy_version=4)
+    versions = [published("policy", 3), *(published("policy+ann", n) for n in (3, 4, 5)), published("policy+bob", 0)]
+    write_all(emptied, logs.records([*versions, *taken, served]))
+    ann, other = _rows(emptied, "SELECT * FROM adapters ORDER BY policy_id")
+    assert (ann["key_name"], ann["policy_id"], ann["began_with"]) == ("ann", "policy+ann", 3)
+    assert (ann["newest_version"], ann["served_version"], ann["num_updates"], ann["num_samples"]) == (5, 4, 2, 29)
+    assert (other["began_with"], other["served_version"], other["num_updates"], other["num_samples"]) == (0, None, 0, 0)
 
 
 def test_the_hint_memory_says_whose_words_are_held_how_open_they_are_and_what_was_retired(emptied: Engine) -> None:
