@@ -82,15 +82,6 @@ class Sealed(NamedTuple):
     headers: tuple[tuple[str, bytes], ...]
 
 
-class PlacedRecord(NamedTuple):
-    """A record, and the partition that its writer chose for it."""
-
-    place: PartitionId
-    key: bytes
-    value: bytes
-    headers: Sequence[tuple[str, bytes]]
-
-
 class Commit(NamedTuple):
     """The next offset that a group will read of a partition, and a note that the group keeps beside it."""
 
@@ -173,8 +164,8 @@ class Log(EventLog, Protocol):
     ) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the records on the topics as bytes, then those that arrive; see KafkaLog.follow."""
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Write the records, each partition's in order, and return when all are acknowledged.
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
+        """Write the records to this partition of their topics, in order, and return when all are acknowledged.
 
         Raises TryLater where some may be missing.
         """

@@ -28,7 +28,6 @@ from clawstream.stream.log import (
     Listener,
     Outgoing,
     PartitionId,
-    PlacedRecord,
     Raw,
     RecordBatch,
     Sealed,
@@ -157,11 +156,11 @@ class MemoryLog:
         except TimeoutError as error:
             raise TryLater(f"{len(records)} events were not acknowledged within {timeout_s:g} s") from error
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
         """Return when all are on the log; see KafkaLog.put."""
         async with self._cut.around():
-            for place, key, value, headers in records:
-                self.broker.put(place, key, value, headers)
+            for topic, key, value, headers in records:
+                self.broker.put(PartitionId(topic, partition), key, value, headers)
 
     async def set_aside(
         self,

@@ -34,7 +34,6 @@ from clawstream.stream.log import (
     Listener,
     Outgoing,
     PartitionId,
-    PlacedRecord,
     Raw,
     RecordBatch,
     Sealed,
@@ -147,12 +146,12 @@ class KafkaLog:
                 "they may still be written"
             ) from error
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Write the records, each partition's in order, until all are acknowledged; TryLater: some may be missing."""
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
+        """Write the records, in order, until all are acknowledged. Raises TryLater where some may be missing."""
         batches: dict[PartitionId, list[EncodedRecord]] = {}
-        for place, key, value, headers in records:
-            record = EncodedRecord(place.topic, key, value, list(headers), f"a record of {place.topic}")
-            batches.setdefault(place, []).append(record)
+        for record in records:
+            encoded = EncodedRecord(*record, what=f"a record of {record.topic}")
+            batches.setdefault(PartitionId(record.topic, partition), []).append(encoded)
         await self._appender.append_batches(batches)
 
     async def publish_schemas(self) -> None:
