@@ -15,16 +15,12 @@ from zlib import crc32
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import Event
 from clawstream.stream.avro import codec, headers_of, key_bytes
-from clawstream.stream.dead_letters import (
-    DeadLetterId,
-    DeadLetterMark,
-    dead_letter_headers,
-    mark_headers,
-    needed_queue,
-)
+from clawstream.stream.dead_letters import dead_letter_headers, mark_headers, needed_queue
 from clawstream.stream.log import (
     Arrived,
     Commit,
+    DeadLetterId,
+    DeadLetterMark,
     Listener,
     Outgoing,
     PartitionId,

@@ -14,8 +14,8 @@ from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, Unusabl
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.projector import Projector
 from clawstream.projections.write.rows import GROUP, Release, UnusableRecords, released
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
-from clawstream.stream.log import Arrived, Log, PartitionId, RecordBatch
+from clawstream.stream.dead_letters import DeadLetter, Reason
+from clawstream.stream.log import Arrived, DeadLetterId, Fate, Log, PartitionId, RecordBatch
 from clawstream.stream.quarantine import Quarantine
 from clawstream.stream.runner.breaker import FailureRate
 from clawstream.stream.topics import dead_letter_topic

@@ -17,13 +17,7 @@ from clawstream.config import KafkaSettings
 from clawstream.errors import TopicMismatch, TryLater
 from clawstream.events import Event
 from clawstream.stream.avro import Codec, codec
-from clawstream.stream.dead_letters import (
-    DeadLetterId,
-    DeadLetterMark,
-    dead_letter_headers,
-    mark_headers,
-    needed_queue,
-)
+from clawstream.stream.dead_letters import dead_letter_headers, mark_headers, needed_queue
 from clawstream.stream.kafka.admin import set_group
 from clawstream.stream.kafka.appending import Appender, EncodedRecord
 from clawstream.stream.kafka.client import BATCH_BYTES, CONNECT_WITHIN_S, Broker, kafka_errors, started
@@ -31,6 +25,8 @@ from clawstream.stream.kafka.member import GroupPatience, KafkaMember
 from clawstream.stream.log import (
     Arrived,
     Commit,
+    DeadLetterId,
+    DeadLetterMark,
     Listener,
     Outgoing,
     PartitionId,

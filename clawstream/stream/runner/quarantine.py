@@ -13,8 +13,8 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from clawstream.errors import UnusableEvent
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterMark, Fate, expired
-from clawstream.stream.log import Arrived, Log, Undecodable, key_of
+from clawstream.stream.dead_letters import DeadLetter, expired
+from clawstream.stream.log import Arrived, DeadLetterMark, Fate, Log, Undecodable, key_of
 from clawstream.stream.quarantine import Quarantine, readable
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.runner.pending_records import PendingRecords

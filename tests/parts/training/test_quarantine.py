@@ -13,10 +13,10 @@ from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, StepTaken
 from clawstream.stream import quarantine, topics
 from clawstream.stream.avro import codec, key_bytes
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
+from clawstream.stream.dead_letters import DeadLetter, Reason
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import PartitionId, Sealed
+from clawstream.stream.log import DeadLetterId, Fate, PartitionId, Sealed
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.checkpoints import latest
 from clawstream.training.loop import train
