@@ -1,8 +1,8 @@
 """One worker of a replay: reads its partitions, runs the stages' folds, calls the judge and writes the events.
 
-The one rule: a vote is acknowledged by the broker before any event follows from it. So a new run after a kill finds all
-votes from which events followed, and comes to the same events. Feedback on an answer is applied right after the answer,
-however late it came, so each turn gets only one sample.
+A vote is acknowledged by the broker before any event follows from it. So a new run after a kill finds all votes from
+which events followed, and comes to the same events. Feedback on an answer is applied right after the answer, however
+late it came, so each turn gets only one sample.
 """
 
 import asyncio

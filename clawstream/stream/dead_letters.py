@@ -2,7 +2,7 @@
 
 A dead letter is named by its stage and its record's place on the log. So a record that is set aside again is the same
 dead letter, which changes only with a higher attempt number. Marks stand in the queue too, so the queue holds all
-there is to know.
+that is known.
 """
 
 import json

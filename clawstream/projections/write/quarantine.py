@@ -1,7 +1,7 @@
 """How the projector sets records aside, parks later records of their keys, and carries out rulings about them.
 
-The one rule: a record gets no row while an earlier one of its key and partition waits, so that the key's rows have no
-gap that nobody decided on. A ruling is carried out in one transaction, and carrying it out again changes nothing.
+A record gets no row while an earlier one of its key and partition waits, so that the key's rows have no gap that nobody
+decided on. A ruling is carried out in one transaction, and carrying it out again changes nothing.
 """
 
 import asyncio

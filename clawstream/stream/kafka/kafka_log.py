@@ -1,7 +1,7 @@
 """The log on Kafka.
 
-The one rule: an acknowledged event is not lost, and events of one key stay in the order in which they were written.
-Callers name topics and groups without the installation's prefix.
+An acknowledged event is not lost, and events of one key stay in the order in which they were written. Callers name
+topics and groups without the installation's prefix.
 """
 
 import asyncio

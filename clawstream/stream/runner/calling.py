@@ -1,7 +1,7 @@
 """Slow calls, made again until they succeed or their deadlines are over.
 
-The one rule: a failed call is not an answer. Only the stage's own `give_up` makes events of it. While all calls fail
-the peer counts as away: calls wait for it and none is given up, except where the stage does not wait for its peer.
+A failed call is not an answer. Only the stage's own `give_up` makes events of it. While all calls fail the peer counts
+as away: calls wait for it and none is given up, except where the stage does not wait for its peer.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """How a worker treats records that were set aside: it skips them, parks what follows, and uses them when asked to.
 
-The one rule: for a replayed dead letter the state of its key is folded again from the log. Where the stage is
-`ordered`, its record and the records parked behind it are used in their original places. Elsewhere its record is used
-last.
+For a replayed dead letter the state of its key is folded again from the log. Where the stage is `ordered`, its record
+and the records parked behind it are used in their original places. Elsewhere its record is used last.
 """
 
 import asyncio

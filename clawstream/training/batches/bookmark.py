@@ -1,7 +1,7 @@
 """Where a policy's trainer stopped on the log, and how far it has to read for a group.
 
 A trainer never resumes past the offset where it stopped; the plans say which samples are used up. A sample is written
-before its group's settlement. So whoever reads the settlement and then asks for the partitions' ends finds the sample
+before its group's settlement. So a reader of the settlement that then asks for the partitions' ends finds the sample
 below them.
 """
 
