@@ -13,8 +13,8 @@ from clawstream import layout
 from clawstream.cli.process import AsJson, Context, ask_log, log_to_stderr
 
 if TYPE_CHECKING:
-    from clawstream.stream.dead_letters import Fate
     from clawstream.stream.kafka.kafka_log import KafkaLog
+    from clawstream.stream.log import Fate
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Have the stage use the record where it stood, then what waits behind it, in order."""
-    from clawstream.stream.dead_letters import Fate
+    from clawstream.stream.log import Fate
 
     _ruled(context, dead_letter, stage, Fate.REPLAY, None, as_json)
 
@@ -78,7 +78,7 @@ def discard(
     as_json: AsJson = False,
 ) -> None:
     """Leave the record out for good; what waits behind it is used, in order."""
-    from clawstream.stream.dead_letters import Fate
+    from clawstream.stream.log import Fate
 
     _ruled(context, dead_letter, None, Fate.DISCARD, reason, as_json)
 

@@ -101,7 +101,7 @@ def passwords(
         )
     for name, text in made.items():
         write_private(folder / name, text)
-    Console(stderr=True).print(f"{len(made)} files are in {folder}; the broker lets in whoever can read them")
+    Console(stderr=True).print(f"{len(made)} files are in {folder}; the broker lets in all who can read them")
 
 
 @topics.command()

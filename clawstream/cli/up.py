@@ -6,7 +6,6 @@ The options of `launch` can also be given by environment variables, named as in 
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import shlex
 from collections.abc import AsyncIterator
@@ -143,19 +142,20 @@ async def tell_versions(console: Console, settings: Settings) -> None:
     """Print for each new version that it is served, or why it is not; never returns."""
     from clawstream.stream import topics
     from clawstream.stream.kafka.connect import connected
+    from clawstream.stream.runner.calling import until_done
     from clawstream.stream.stage import Record
 
     told = VersionNews(settings.policy.id)
-    while True:
-        try:
-            async with connected(settings.kafka, client_id="up") as log:
-                async for records in log.follow([topics.POLICY], "latest"):
-                    for record in records:
-                        if isinstance(record, Record) and (line := told.line(record.event)) is not None:
-                            console.print(harmless(line), soft_wrap=True)
-        except (TryLater, OperatorError) as error:
-            logging.getLogger(__name__).warning("versions=unread reason=%s", error)
-        await asyncio.sleep(TOLD_AGAIN_S)
+
+    async def tell() -> None:
+        async with connected(settings.kafka, client_id="up") as log:
+            async for records in log.follow([topics.POLICY], "latest"):
+                for record in records:
+                    if isinstance(record, Record) and (line := told.line(record.event)) is not None:
+                        console.print(harmless(line), soft_wrap=True)
+
+    waits, again_on = TOLD_AGAIN_S, (TryLater, OperatorError)
+    await until_done(tell, "versions=unread", retry_s=waits, longest_s=waits, again_on=again_on)
 
 
 async def _test_vote(settings: Settings) -> str | None:

@@ -224,7 +224,7 @@ class TrainingSettings(Section):
             )
         if self.refreshes and self.weights[1] == 0:
             raise ValueError(
-                f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
+                f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given again teaches "
                 f"by its hint alone, and hints have no weight under method = {self.method!r} with w_opd = "
                 f"{self.w_opd:g}. Say late = 'record' and answers_per_hint = 1, or take another method"
             )

@@ -27,7 +27,7 @@ class HintHeld(PolicyEvent):
     hint_id: str  # one for the same words under the same key
     hint: str
     hint_by_person: bool  # as the sample has it
-    key_name: str | None  # the API key of whoever said it; None: the gateway asked for none
+    key_name: str | None  # the API key of the client that said it; None: the gateway asked for none
     session_id: str
     turn_id: str
     sample_id: str

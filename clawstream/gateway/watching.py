@@ -23,6 +23,7 @@ from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIn
 from clawstream.stream import topics
 from clawstream.stream.avro import codec
 from clawstream.stream.log import Arrived, Log, Raw, Start, arrived
+from clawstream.stream.runner.calling import until_done
 from clawstream.stream.stage import Record
 
 E = TypeVar("E", bound=Event)
@@ -49,9 +50,14 @@ async def learn_sessions(
     left out and logged in one line.
     """
     learning = SessionLearner(index, answers, conversations, owners, policy_id)
+
+    async def read() -> None:  # what was read before the log went away stays known
+        async with closing(log.follow((topics.EXCHANGES,), start=from_ms, until_end=True)) as batches:
+            async for records in batches:
+                learning.learn(_events(records, Event))
+
     async with _saying_that_it_waits():
-        while not await _read_once(log, learning, from_ms):
-            pass
+        await until_done(read, "sessions=unread state=waiting", retry_s=AGAIN_AFTER_S, longest_s=AGAIN_AFTER_S)
     learning.learn(spooled)
     if learning.odd:
         first, why = next(iter(learning.odd.items()))
@@ -63,19 +69,6 @@ async def learn_sessions(
         "sessions=learned exchanges=%d unknown_parents=%d answers=%d",
         len(learning.known), learning.num_unknown, len(index),
     )  # fmt: skip
-
-
-async def _read_once(log: Log, learning: "SessionLearner", from_ms: int) -> bool:
-    """Return True once all was read; if the log is away, wait a second and return False. What was read stays known."""
-    try:
-        async with closing(log.follow((topics.EXCHANGES,), start=from_ms, until_end=True)) as batches:
-            async for records in batches:
-                learning.learn(_events(records, Event))
-    except TryLater as error:
-        LOG.warning("sessions=unread state=waiting again_in_s=%g reason=%s", AGAIN_AFTER_S, error)
-        await asyncio.sleep(AGAIN_AFTER_S)
-        return False
-    return True
 
 
 @asynccontextmanager
@@ -190,15 +183,15 @@ def _claims(raws: Iterable[Raw]) -> list[SessionClaim]:
 
 async def follow_policy(log: Log, engines: Engines) -> None:
     """Tell `engines` of every version that is activated from now on; never returns."""
-    while True:
-        try:
-            async with closing(log.follow((topics.POLICY,), start="latest")) as batches:
-                async for records in batches:
-                    for event in _events(records, PolicyActivated):
-                        engines.learn(event)
-        except (TryLater, OperatorError) as error:
-            LOG.warning("policy_topic=away reason=%s", error)
-        await asyncio.sleep(AGAIN_AFTER_S)
+
+    async def follow() -> None:
+        async with closing(log.follow((topics.POLICY,), start="latest")) as batches:
+            async for records in batches:
+                for event in _events(records, PolicyActivated):
+                    engines.learn(event)
+
+    waits, again_on = AGAIN_AFTER_S, (TryLater, OperatorError)
+    await until_done(follow, "policy_topic=away", retry_s=waits, longest_s=waits, again_on=again_on)
 
 
 def _events(records: Sequence[Arrived], kind: type[E]) -> list[E]:

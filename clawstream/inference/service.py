@@ -39,7 +39,7 @@ class ConnectionDropped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """What became of a command; `message` goes to whoever gave it."""
+    """What became of a command; `message` goes to the command's sender."""
 
     success: bool
     message: str

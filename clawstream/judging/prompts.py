@@ -1,6 +1,6 @@
 """The judges' prompts, word for word. Pure.
 
-Whoever changes a prompt changes PROMPT_VERSION too; every vote records it. Text of the conversation is cut to a budget.
+A change of a prompt changes PROMPT_VERSION too; every vote records it. Text of the conversation is cut to a budget.
 Marks in it that look like a verdict, a hint or a tag of the prompt are made harmless (`defuse`).
 """
 

@@ -212,7 +212,7 @@ class Supervisor:
         child.failure = reason
         self._note(child)
         self._lost = self._words_on(child, reason)
-        self.failed.set()  # whoever waits for it ends all
+        self.failed.set()  # what waits for it ends all
 
     def _leave_down(self, child: Child, reason: str) -> None:
         child.failure, child.waits_for_person = reason, True

@@ -60,7 +60,7 @@ _BY_KIND: Mapping[str, tuple[str, str, Callable[[TimeSpan], Mapping[str, int]]]]
         "Samples made, and why others were not",
         lambda span: {"assembled": span.tally.samples, **span.tally.refusals},
     ),
-    "answers_anew": (
+    "refreshed_answers": (
         "outcome",
         "Outcomes of refreshed answers, each with each hint",
         lambda span: span.tally.refreshed,

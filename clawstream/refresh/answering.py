@@ -1,8 +1,8 @@
 """Asks the policy's current weights to answer recorded prompts, on the engines that serve people.
 
-The one rule: an answer is recorded with the weights that sampled it, or asked for again. Requests with the same prompt,
-people's included, share one prefix cache: the cache key names the weights that the engine says it serves, as the
-gateway's does. An answer is thrown away if it was begun by other weights, from tokens cached under this key.
+An answer is recorded with the weights that sampled it, or asked for again. Requests with the same prompt, people's
+included, share one prefix cache: the cache key names the weights that the engine says it serves, as the gateway's does.
+An answer is thrown away if it was begun by other weights, from tokens cached under this key.
 """
 
 import itertools

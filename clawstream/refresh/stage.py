@@ -1,7 +1,7 @@
 """The refresh stage: samples with hints, late samples and rehearsals -> new answers, and the samples of rehearsals.
 
-The one rule: each request ends in one AnswerRefreshed, with an answer or an error; a rehearsal's sample or refusal goes
-with it. While no engine answers at all, requests wait.
+Each request ends in one AnswerRefreshed, with an answer or an error; a rehearsal's sample or refusal goes with it.
+While no engine answers at all, requests wait.
 """
 
 from collections.abc import Callable, Sequence

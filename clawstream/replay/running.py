@@ -33,7 +33,7 @@ from clawstream.replay.registry import Registry, frozen
 from clawstream.replay.stages import Output, samples_sha256
 from clawstream.replay.work import WorkerResult, summed
 from clawstream.stream import topics
-from clawstream.stream.log import Log, PartitionId, PlacedRecord
+from clawstream.stream.log import Log, PartitionId, Sealed
 from clawstream.stream.stage import Record, now_ms
 from clawstream.stream.topics import replay_topic
 
@@ -117,7 +117,7 @@ async def work_through(
     """Let `work` do the whole replay, settle its groups, and write to the log how it ended."""
     outcomes = await work(started)
     if started.grouped:
-        await log.put(_settled(started, [attempt for outcome in outcomes for attempt in outcome.attempts]))
+        await log.put(_settled(started, [attempt for outcome in outcomes for attempt in outcome.attempts]), partition=0)
     digests = {name: digest for outcome in outcomes for name, digest in outcome.digests.items()}
     counts = sum((Counter(outcome.counts) for outcome in outcomes), Counter[str]())
     progress = summed([outcome.progress for outcome in outcomes])
@@ -139,7 +139,7 @@ async def work_through(
     return ended
 
 
-def _settled(started: ReplayStarted, attempts: Sequence[TrajectoryEnded]) -> list[PlacedRecord]:
+def _settled(started: ReplayStarted, attempts: Sequence[TrajectoryEnded]) -> list[Sealed]:
     """Return the records of all attempts and of the settlements of their groups; none is late, as all are known."""
     output = Output(started.replay)
     ended = sorted(attempts, key=lambda one: (one.group_id, one.trajectory_id))
@@ -147,7 +147,7 @@ def _settled(started: ReplayStarted, attempts: Sequence[TrajectoryEnded]) -> lis
     settled = settled_at_once(ended, started.reward_weights)
     at_ms |= {one.event_id: max(at_ms[attempt] for attempt in one.trajectories) for one in settled}
     events: list[Event] = [*ended, *settled]
-    return [output.record(event, partition=0, at_ms=at_ms[event.event_id], traceparent=None) for event in events]
+    return [output.record(event, at_ms=at_ms[event.event_id], traceparent=None) for event in events]
 
 
 def shares(started: ReplayStarted, num_workers: int) -> list[list[int]]:

@@ -21,7 +21,7 @@ from clawstream.judging.stage import Judge, aggregation, heuristic_named, judgin
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import samples_stage
 from clawstream.stream.avro import codec, headers_of, key_bytes
-from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.log import Sealed
 from clawstream.stream.runner.fold import Fold
 from clawstream.stream.stage import HEARD_MS, Record, Stage
 from clawstream.stream.topics import replay_topic, topic_of
@@ -41,7 +41,7 @@ class Output:
         self.counts: Counter[str] = Counter()
         self.digests: dict[bytes, bytes] = {}  # a sample's id -> the sha256 of its bytes
 
-    def record(self, event: Event, *, partition: int, at_ms: int, traceparent: str | None) -> PlacedRecord:
+    def record(self, event: Event, *, at_ms: int, traceparent: str | None) -> Sealed:
         """Return the event's record for the topic that the replay has in place of the live one.
 
         `at_ms` is the time of the record that the event follows from. Raises UnusableEvent for an event that can't be
@@ -56,7 +56,7 @@ class Output:
             self.digests.setdefault(event_id.bytes, hashlib.sha256(value).digest())
         if kind not in self._topics:
             self._topics[kind] = replay_topic(topic_of(kind), self._replay)
-        return PlacedRecord(PartitionId(self._topics[kind], partition), key_bytes(event.key), value, headers)
+        return Sealed(self._topics[kind], key_bytes(event.key), value, tuple(headers))
 
 
 def samples_sha256(digests: Mapping[bytes, bytes]) -> str:

@@ -1,8 +1,8 @@
 """One worker of a replay: reads its partitions, runs the stages' folds, calls the judge and writes the events.
 
-The one rule: a vote is acknowledged by the broker before any event follows from it. So a new run after a kill finds all
-votes from which events followed, and comes to the same events. Feedback on an answer is applied right after the answer,
-however late it came, so each turn gets only one sample.
+A vote is acknowledged by the broker before any event follows from it. So a new run after a kill finds all votes from
+which events followed, and comes to the same events. Feedback on an answer is applied right after the answer, however
+late it came, so each turn gets only one sample.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from clawstream.judging.votes import Ballot
 from clawstream.replay.registry import by_partition
 from clawstream.replay.stages import FoldOutput, Host, Output, following
 from clawstream.stream import topics
-from clawstream.stream.log import Arrived, Log, PartitionId, PlacedRecord, Undecodable
+from clawstream.stream.log import Arrived, Log, PartitionId, Sealed, Undecodable
 from clawstream.stream.runner.calling import StageCaller, wait_before
 from clawstream.stream.runner.fold import in_clock_order
 from clawstream.stream.stage import Record, Stage
@@ -199,11 +199,11 @@ class ReplayWorker:
         ahead_s = 0.0 if self._rate is None else self.progress.num_exchanges / self._rate - (now_s - self._began_s)
         await asyncio.sleep(max(0.0, ahead_s))
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
         attempt = 0
         while records:
             try:
-                await self.log.put(records)
+                await self.log.put(records, partition)
             except TryLater as error:
                 if not self._write_fails:  # thousands of calls may fail to write at once; only the first logs it
                     log.warning("replay=%s write=failed state=retrying reason=%s", self.started.replay, error)
@@ -232,7 +232,7 @@ class _Partition:
         self._known = known
         self._beside = beside
         self._host = Host(worker.stages())
-        self._waiting: list[PlacedRecord] = []
+        self._waiting: list[Sealed] = []
         self._waiting_bytes = 0
         self._one_flush = asyncio.Lock()
         self._writing: asyncio.Task[None] | None = None
@@ -321,7 +321,7 @@ class _Partition:
                 self._writing = None
             if self._waiting:
                 records, self._waiting, self._waiting_bytes = self._waiting, [], 0
-                self._writing = self._tasks.create_task(self._worker.put(records))
+                self._writing = self._tasks.create_task(self._worker.put(records, self._number))
 
     async def _let_calls_end(self, record: Record) -> None:
         """Wait for open calls of the record's session, if it was silent so long that the record begins it again.
@@ -348,7 +348,7 @@ class _Partition:
         else:
             worker.progress.num_calls += 1
             votes = await worker.caller.until_done(call)
-            await worker.put([self._record(cause, vote) for vote in votes])
+            await worker.put([self._record(cause, vote) for vote in votes], self._number)
         worker.progress.num_votes_cast += len(votes)
         for vote in votes:
             record = following(cause, topics.VOTES, vote)
@@ -356,10 +356,8 @@ class _Partition:
         if self._is_full():
             await self._flush()
 
-    def _record(self, cause: Record, event: Event) -> PlacedRecord:
-        return self._worker.output.record(
-            event, partition=self._number, at_ms=cause.timestamp_ms, traceparent=cause.traceparent
-        )
+    def _record(self, cause: Record, event: Event) -> Sealed:
+        return self._worker.output.record(event, at_ms=cause.timestamp_ms, traceparent=cause.traceparent)
 
 
 def _retried(why: str) -> None:

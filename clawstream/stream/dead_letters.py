@@ -2,18 +2,17 @@
 
 A dead letter is named by its stage and its record's place on the log. So a record that is set aside again is the same
 dead letter, which changes only with a higher attempt number. Marks stand in the queue too, so the queue holds all
-there is to know.
+that is known.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 from clawstream.errors import ParkedRecord, TopicMismatch, UndecodableRecord, UnusableEvent
 from clawstream.stream.avro import Headers, key_bytes
-from clawstream.stream.log import PartitionId, Raw
+from clawstream.stream.log import DeadLetterId, DeadLetterMark, Fate, PartitionId, Raw
 from clawstream.stream.topics import dead_letter_topic
 
 MESSAGE_CHARACTERS = 500
@@ -27,33 +26,6 @@ class Reason(StrEnum):
     UNUSABLE = "unusable"  # the stage refuses it, or can't write the events that follow from it
     FAILED = "failed"  # the stage failed with an unexpected error
     PARKED = "parked"  # an earlier record of its key is set aside
-
-
-class Fate(StrEnum):
-    """What became of a dead letter."""
-
-    OPEN = "open"
-    REPLAY = "replay"  # a replay was asked for and is not done yet
-    DISCARD = "discard"  # a discard was asked for and is not done yet
-    REPLAYED = "replayed"
-    DISCARDED = "discarded"
-
-
-class DeadLetterId(NamedTuple):
-    """A record's place on the log, and the stage that set it aside."""
-
-    group: str
-    topic: str
-    partition: int
-    offset: int
-
-    def __str__(self) -> str:
-        return "/".join(map(str, self))
-
-    @property
-    def place(self) -> PartitionId:
-        """The record's partition."""
-        return PartitionId(self.topic, self.partition)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,17 +70,6 @@ class DeadLetter:
         """Return the dead letter as it is after its replay failed with `error`."""
         text = f"{type(error).__name__}: {error}"
         return replace(self, attempt=self.attempt + 1, reason=reason_of(error), error=text, fate=Fate.OPEN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterMark:
-    """A record of the queue that states the fate of a dead letter."""
-
-    id: DeadLetterId
-    key: bytes | None
-    attempt: int
-    fate: Fate
-    because: str | None = None
 
 
 class KnownDeadLetters:

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
-from clawstream.errors import LogContradicted, TryLater, UndecodableRecord
+from clawstream.errors import TryLater, UndecodableRecord
 from clawstream.events import Event, PolicyEvent, is_of_policy
 from clawstream.stream.avro import Codec, ReadHeaders, key_bytes, traceparent_of
 from clawstream.stream.stage import Record
@@ -22,10 +23,6 @@ DIGEST_BYTES = 16
 COMMIT_EVERY_S = 0.5
 POLL_RECORDS = 500
 POLL_S = 0.2
-
-
-if TYPE_CHECKING:
-    from clawstream.stream.dead_letters import DeadLetterId, DeadLetterMark
 
 
 class PartitionId(NamedTuple):
@@ -82,13 +79,42 @@ class Sealed(NamedTuple):
     headers: tuple[tuple[str, bytes], ...]
 
 
-class PlacedRecord(NamedTuple):
-    """A record, and the partition that its writer chose for it."""
+class Fate(StrEnum):
+    """What became of a dead letter."""
 
-    place: PartitionId
-    key: bytes
-    value: bytes
-    headers: Sequence[tuple[str, bytes]]
+    OPEN = "open"
+    REPLAY = "replay"  # a replay was asked for and is not done yet
+    DISCARD = "discard"  # a discard was asked for and is not done yet
+    REPLAYED = "replayed"
+    DISCARDED = "discarded"
+
+
+class DeadLetterId(NamedTuple):
+    """A record's place on the log, and the stage that set it aside."""
+
+    group: str
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
+    @property
+    def place(self) -> PartitionId:
+        """The record's partition."""
+        return PartitionId(self.topic, self.partition)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterMark:
+    """A record of the queue that states the fate of a dead letter."""
+
+    id: DeadLetterId
+    key: bytes | None
+    attempt: int
+    fate: Fate
+    because: str | None = None
 
 
 class Commit(NamedTuple):
@@ -157,7 +183,7 @@ class Log(EventLog, Protocol):
 
     async def set_aside(
         self,
-        dead_letter_id: "DeadLetterId",
+        dead_letter_id: DeadLetterId,
         *,
         error: Exception,
         attempt: int = 1,
@@ -165,7 +191,7 @@ class Log(EventLog, Protocol):
     ) -> None:
         """Copy the record to its topic's dead-letter queue and await the acknowledgement; see dead_letters.py."""
 
-    async def mark(self, marks: "Sequence[DeadLetterMark]") -> None:
+    async def mark(self, marks: Sequence[DeadLetterMark]) -> None:
         """Write marks into the dead letters' queues and await the acknowledgements."""
 
     def follow_raw(
@@ -173,8 +199,8 @@ class Log(EventLog, Protocol):
     ) -> AsyncGenerator[Sequence[Raw], None]:
         """Yield the records on the topics as bytes, then those that arrive; see KafkaLog.follow."""
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Write the records, each partition's in order, and return when all are acknowledged.
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
+        """Write the records to this partition of their topics, in order, and return when all are acknowledged.
 
         Raises TryLater where some may be missing.
         """
@@ -215,19 +241,6 @@ StartAt = Callable[[frozenset[PartitionId]], Awaitable[Mapping[PartitionId, int]
 """Returns the next offset to read of each partition; called each time this member is given partitions."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contradiction:
-    """A partition that changed since it was read up to `offset`."""
-
-    place: PartitionId
-    offset: int
-    end: int
-
-    def __str__(self) -> str:
-        found = f"ends at {self.end}" if self.end < self.offset else f"has another record at {self.offset - 1}"
-        return f"{self.place.topic} partition {self.place.partition} was read up to offset {self.offset} and {found}"
-
-
 def of_policy(records: Iterable[Arrived], policy_id: str) -> list[PolicyEvent]:
     """Return the events of one policy among the records."""
     events = [record.event for record in records if isinstance(record, Record)]
@@ -250,36 +263,6 @@ async def family_events(log: EventLog, topic: str, shared_id: str) -> list[Polic
 def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:
     """Return the partitions that were read further than the log now reaches."""
     return [place for place, offset in offsets.items() if offset > ends.get(place, 0)]
-
-
-def contradictions(
-    offsets: Mapping[PartitionId, int],
-    ends: Mapping[PartitionId, int],
-    last: Mapping[PartitionId, str],
-    found: Mapping[PartitionId, str],
-) -> list[Contradiction]:
-    """Return the partitions that now end before the offset up to which they were read, or have another record there.
-
-    `last` is the hash of the last record that was read, `found` the hash of the record there now. A partition that
-    `found` lacks is no contradiction: its record is past its topic's retention.
-    """
-    cut = set(past_the_end(offsets, ends))
-    other = {place for place, digest in last.items() if found.get(place, digest) != digest}
-    return [
-        Contradiction(place=place, offset=offset, end=ends.get(place, 0))
-        for place, offset in offsets.items()
-        if place in cut | other
-    ]
-
-
-def refuse(reader: str, wrong: list[Contradiction], remedy: str) -> None:
-    """Raise LogContradicted if any partition is `wrong`."""
-    if wrong:
-        more = f", and {len(wrong) - 1} more partitions" if len(wrong) > 1 else ""
-        raise LogContradicted(
-            f"{reader}: {wrong[0]}{more}: this is not the log that {reader} read, or it has lost its end. Nothing was "
-            f"read: {reader} would skip what was written there since. Name the right broker and prefix; {remedy}"
-        )
 
 
 def arrived(raw: Raw, codec: Codec, *, digest: bool = True) -> Arrived:

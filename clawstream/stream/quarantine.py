@@ -15,16 +15,18 @@ from typing import Any
 
 from clawstream.errors import OperatorError, ParkedRecord, TryLater, UndecodableRecord
 from clawstream.stream.avro import codec
-from clawstream.stream.dead_letters import (
-    DeadLetter,
+from clawstream.stream.dead_letters import DeadLetter, KnownDeadLetters, Reason, reason_of
+from clawstream.stream.log import (
+    Arrived,
     DeadLetterId,
     DeadLetterMark,
     Fate,
-    KnownDeadLetters,
-    Reason,
-    reason_of,
+    Log,
+    PartitionId,
+    Raw,
+    Undecodable,
+    key_of,
 )
-from clawstream.stream.log import Arrived, Log, PartitionId, Raw, Undecodable, key_of
 from clawstream.stream.runner.breaker import LONGEST_WAIT_S
 from clawstream.stream.runner.calling import until_done
 from clawstream.stream.stage import Record

@@ -1,7 +1,7 @@
 """The topics, as topics/*.yaml describes them, and the changes that make a broker's topics match. Reads files only.
 
-The one rule: no topic is ever deleted or repartitioned, and no retention is shortened. A difference that would need
-this is a `RefusedChange`, about which a person has to decide.
+No topic is ever deleted or repartitioned, and no retention is shortened. A difference that would need this is a
+`RefusedChange`, about which a person has to decide.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """Whether a step's outcome may be published, and what the next step's gate has to know of the past. Pure.
 
-The one rule: a step is rejected only if it is certainly bad. A measurement is an interval over a few answers, and its
-nearer end has to lie beyond the bound. Too few answers never lead to a rejection; numbers that are not finite always
-do. The answers are the step's own and the canaries, the first that the policy was trained on. An evaluation's answers
-are never among them: it asks in side turns, which give no samples.
+A step is rejected only if it is certainly bad. A measurement is an interval over a few answers, and its nearer end has
+to lie beyond the bound. Too few answers never lead to a rejection; numbers that are not finite always do. The answers
+are the step's own and the canaries, the first that the policy was trained on. An evaluation's answers are never among
+them: it asks in side turns, which give no samples.
 """
 
 from collections.abc import Mapping, Sequence

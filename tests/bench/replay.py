@@ -24,10 +24,10 @@ import typer
 from clawstream.config import EngineSettings, KafkaSettings, Settings, dump
 from clawstream.events import ExchangeCompleted
 from clawstream.local.servers.kafka import EmbeddedKafka
-from clawstream.stream.avro import Headers, codec, headers_of, key_bytes
+from clawstream.stream.avro import codec, headers_of, key_bytes
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.log import Sealed
 from clawstream.stream.topics import topic_of
 from tests.bench.report import report
 from tests.parts.replay.making import DEMO, LONG, Maker, demo_model, long_model
@@ -72,18 +72,18 @@ def replay(
 class Recorded(NamedTuple):
     """A log, not written yet."""
 
-    records: list[tuple[str, bytes, bytes, Headers]]  # topic, key, value, headers
+    records: list[Sealed]
     num_bytes: int  # of the exchanges
 
 
 def _recorded(maker: Maker, num_sessions: int) -> Recorded:
-    records: list[tuple[str, bytes, bytes, Headers]] = []
+    records: list[Sealed] = []
     num_bytes = 0
     for exchanges, votes in maker.sessions(num_sessions):
         for event in (*exchanges, *votes):
             headers = headers_of(event, source="/clawstream/bench", now_ms=0, traceparent=None)
-            records.append((topic_of(type(event)), key_bytes(event.key), codec().encode(event), headers))
-            num_bytes += len(records[-1][2]) if isinstance(event, ExchangeCompleted) else 0
+            records.append(Sealed(topic_of(type(event)), key_bytes(event.key), codec().encode(event), tuple(headers)))
+            num_bytes += len(records[-1].value) if isinstance(event, ExchangeCompleted) else 0
     return Recorded(records, num_bytes)
 
 
@@ -147,12 +147,8 @@ async def _write(bootstrap: str, prefix: str, partitions: int, recorded: Recorde
     await admin.apply(bootstrap, prefix, partitions=partitions)
     async with KafkaLog.connect(bootstrap, prefix=prefix, client_id="bench") as log:
         for some in batched(recorded.records, WRITE_RECORDS):
-            await log.put(
-                [
-                    PlacedRecord(PartitionId(topic, crc32(key) % partitions), key, value, headers)
-                    for topic, key, value, headers in some
-                ]
-            )
+            for number in range(partitions):
+                await log.put([record for record in some if crc32(record.key) % partitions == number], number)
 
 
 def batched(records: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -15,20 +15,15 @@ from zlib import crc32
 from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import Event
 from clawstream.stream.avro import codec, headers_of, key_bytes
-from clawstream.stream.dead_letters import (
-    DeadLetterId,
-    DeadLetterMark,
-    dead_letter_headers,
-    mark_headers,
-    needed_queue,
-)
+from clawstream.stream.dead_letters import dead_letter_headers, mark_headers, needed_queue
 from clawstream.stream.log import (
     Arrived,
     Commit,
+    DeadLetterId,
+    DeadLetterMark,
     Listener,
     Outgoing,
     PartitionId,
-    PlacedRecord,
     Raw,
     RecordBatch,
     Sealed,
@@ -157,11 +152,11 @@ class MemoryLog:
         except TimeoutError as error:
             raise TryLater(f"{len(records)} events were not acknowledged within {timeout_s:g} s") from error
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
         """Return when all are on the log; see KafkaLog.put."""
         async with self._cut.around():
-            for place, key, value, headers in records:
-                self.broker.put(place, key, value, headers)
+            for topic, key, value, headers in records:
+                self.broker.put(PartitionId(topic, partition), key, value, headers)
 
     async def set_aside(
         self,

@@ -1,9 +1,9 @@
 """Which key owns a session: the first one that was answered in it, for ever.
 
-The one rule: only a key that is known to be the owner is taken for it. The log has every answer and its key. A file
-beside the spool has each session's owner (16 bytes of a hash, a number for the key), so that a look-up takes
-microseconds and no memory, however many sessions there were. A lost or damaged file is rebuilt from the log. Until that
-is done (`whole`), nobody with a key can go on with a session that is not in the file.
+Only a key that is known to be the owner is taken for it. The log has every answer and its key. A file beside the spool
+has each session's owner (16 bytes of a hash, a number for the key), so that a look-up takes microseconds and no memory,
+however many sessions there were. A lost or damaged file is rebuilt from the log. Until that is done (`whole`), nobody
+with a key can go on with a session that is not in the file.
 
 A refused request owns nothing. A request under way keeps other keys out of its session until it is over. Its key owns
 the session once a token of its answer is on the log.

@@ -1,7 +1,7 @@
 """Guards every route that answers: checks who asks, and whether there is room.
 
-The one rule: a request without a key in force, or beyond a limit, is refused before its body is read. Only a limit that
-is reached while the body arrives, or by `n`, refuses it later.
+A request without a key in force, or beyond a limit, is refused before its body is read. Only a limit that is reached
+while the body arrives, or by `n`, refuses it later.
 """
 
 import time

@@ -1,8 +1,8 @@
 """One answer: generate, show, record, and only then say how it ended.
 
-The one rule: the client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has
-it. Before its first token, a request is put to its engine again if cache or adapter were not as assumed, and to another
-if the engine is lost. Any other failure, or the last try's, is told to the client and, where possible, recorded.
+The client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has it. Before its
+first token, a request is put to its engine again if cache or adapter were not as assumed, and to another if the engine
+is lost. Any other failure, or the last try's, is told to the client and, where possible, recorded.
 """
 
 import asyncio

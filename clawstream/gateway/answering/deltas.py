@@ -139,7 +139,7 @@ class AnswerStream:
     options: Mapping[str, Any]
     exchange_id: str
     stop: tuple[str, ...] = ()
-    content_numbers: set[int] = field(default_factory=set)  # positions of content's tokens; whoever uses it empties it
+    content_numbers: set[int] = field(default_factory=set)  # positions of content's tokens; its reader empties it
     ids: list[int] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     _content: _Text = field(init=False)

@@ -1,10 +1,10 @@
 """One client's connection: uvicorn's HTTP/1.1 with a bound on everything that a client can make last or grow.
 
-The one rule: whatever a client sends, or does not send or read, its connection holds a bounded amount of memory for a
-bounded time. A request that llhttp refuses (Content-Length twice or beside Transfer-Encoding, a transfer coding that
-does not end in chunked, bare line feeds, spaces before a colon) is refused here too, never parsed leniently. The header
-`Upgrade` is ignored, as RFC 9110 7.8 allows: the request has its body and its end like any other. llhttp takes what
-follows such a head for another protocol, not for the body; so the head is parsed again without that header.
+Whatever a client sends, or does not send or read, its connection holds a bounded amount of memory for a bounded time. A
+request that llhttp refuses (Content-Length twice or beside Transfer-Encoding, a transfer coding that does not end in
+chunked, bare line feeds, spaces before a colon) is refused here too, never parsed leniently. The header `Upgrade` is
+ignored, as RFC 9110 7.8 allows: the request has its body and its end like any other. llhttp takes what follows such a
+head for another protocol, not for the body; so the head is parsed again without that header.
 
 uvicorn has no such bounds: it takes headers of any size, waits for ever for a first request and for the rest of one
 that began, adds the trailers of a body to the headers, and waits for ever for a client that reads nothing. No setting

@@ -166,7 +166,7 @@ class _Pages:
         self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs can connect
 
     def inside(self, page: Page) -> Page:
-        """Return the page, shown to this machine's programs if only they can connect, and to whoever shows a key."""
+        """Return the page, shown to this machine's programs if only they can connect, and to all who show a key."""
 
         async def shown(request: Request) -> Response:
             ours = self._here_alone and foreign_page(dict(request.headers)) is None

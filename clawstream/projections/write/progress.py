@@ -9,8 +9,8 @@ from psycopg.rows import dict_row
 
 from clawstream.errors import DatabaseMismatch
 from clawstream.projections.write.chain import ChainBlock
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
-from clawstream.stream.log import PartitionId, past_the_end
+from clawstream.stream.dead_letters import DeadLetter, Reason
+from clawstream.stream.log import DeadLetterId, Fate, PartitionId, past_the_end
 
 LeftOut = Mapping[PartitionId, frozenset[int]]  # offsets of records that have no row, as they are set aside
 

@@ -1,7 +1,7 @@
 """How the projector sets records aside, parks later records of their keys, and carries out rulings about them.
 
-The one rule: a record gets no row while an earlier one of its key and partition waits, so that the key's rows have no
-gap that nobody decided on. A ruling is carried out in one transaction, and carrying it out again changes nothing.
+A record gets no row while an earlier one of its key and partition waits, so that the key's rows have no gap that nobody
+decided on. A ruling is carried out in one transaction, and carrying it out again changes nothing.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from clawstream.errors import ParkedRecord, TryLater, UndecodableRecord, Unusabl
 from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.projector import Projector
 from clawstream.projections.write.rows import GROUP, Release, UnusableRecords, released
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
-from clawstream.stream.log import Arrived, Log, PartitionId, RecordBatch
+from clawstream.stream.dead_letters import DeadLetter, Reason
+from clawstream.stream.log import Arrived, DeadLetterId, Fate, Log, PartitionId, RecordBatch
 from clawstream.stream.quarantine import Quarantine
 from clawstream.stream.runner.breaker import FailureRate
 from clawstream.stream.topics import dead_letter_topic

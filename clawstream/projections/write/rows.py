@@ -21,8 +21,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from clawstream.events import Event
 from clawstream.projections.tables import FACTS
 from clawstream.projections.text import ESCAPE, escape, storable_json
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, DeadLetterMark, Fate, expired
-from clawstream.stream.log import Arrived, Undecodable
+from clawstream.stream.dead_letters import DeadLetter, expired
+from clawstream.stream.log import Arrived, DeadLetterId, DeadLetterMark, Fate, Undecodable
 from clawstream.stream.quarantine import readable
 from clawstream.stream.stage import Record
 

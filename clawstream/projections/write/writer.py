@@ -26,8 +26,8 @@ from clawstream.projections.text import escape
 from clawstream.projections.write.chain import ChainBlock
 from clawstream.projections.write.progress import PartitionProgress, partition_progress, waiting
 from clawstream.projections.write.rows import GROUP, Release, TableRow, UnusableRecords, columns
-from clawstream.stream.dead_letters import MESSAGE_CHARACTERS, DeadLetter, DeadLetterId, Fate
-from clawstream.stream.log import PartitionId
+from clawstream.stream.dead_letters import MESSAGE_CHARACTERS, DeadLetter
+from clawstream.stream.log import DeadLetterId, Fate, PartitionId
 
 
 def merge(cursor: psycopg.Cursor, rows: Iterable[TableRow]) -> None:

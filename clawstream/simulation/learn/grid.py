@@ -18,7 +18,7 @@ from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs.scenarios import CASTS, Block, blocks_of
 
 USUAL_TEACHER = "usual"
-ANEW_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
+AGAIN_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
 TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
 LONG_UPDATES = 32
 UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
@@ -116,7 +116,7 @@ def grid(
     same seeds. Each cell is scored at the last update too, around its flip, and at the end of each block.
     """
     after, updates = like.flip_after, like.updates
-    flip = () if after is None else (after, min(after + ANEW_WITHIN, updates))
+    flip = () if after is None else (after, min(after + AGAIN_WITHIN, updates))
     ends = [block.end for block in like.blocks]
     late = [ends[-2] + number for number in CASTS[like.scenario].scored_after]
     return tuple(

@@ -13,7 +13,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.learn.grid import ANEW_WITHIN
+from clawstream.simulation.learn.grid import AGAIN_WITHIN
 from clawstream.simulation.learn.outcome import Reference, ReportRow, StepFigures, kept, newest, others_lost
 from clawstream.simulation.runs.scenarios import CASTS, Block
 
@@ -77,7 +77,7 @@ def steadiness(row: ReportRow) -> tuple[SteadinessCheck, ...]:
         _within(steps, "entropy", ENTROPY),
         _within(steps, "mean_length", LENGTH),
     )  # fmt: skip
-    return lines if row.cell.flip_after is None else (*lines, _learned_anew(row, row.cell.flip_after))
+    return lines if row.cell.flip_after is None else (*lines, _learned_again(row, row.cell.flip_after))
 
 
 def with_lines(row: ReportRow) -> dict[str, Any]:
@@ -109,16 +109,16 @@ def _within(steps: Sequence[StepFigures], name: str, bounds: tuple[float, float]
     )
 
 
-def _learned_anew(row: ReportRow, after: int) -> SteadinessCheck:
+def _learned_again(row: ReportRow, after: int) -> SteadinessCheck:
     """Check the best score after the flip, as a share of the ceiling; both are by the wishes after the flip."""
-    wanted = f"{FLIPPED_SHARE} of the ceiling within {ANEW_WITHIN} of the flip"
-    since = [u for u in row.cell.score_at if after < u <= after + ANEW_WITHIN]
+    wanted = f"{FLIPPED_SHARE} of the ceiling within {AGAIN_WITHIN} of the flip"
+    since = [u for u in row.cell.score_at if after < u <= after + AGAIN_WITHIN]
     scores = [s.score for u in since if (s := row.score(u)) is not None]
     ceiling = None if row.reference.flipped is None else row.reference.flipped.ceiling.score
     if not scores or not ceiling:
         return SteadinessCheck(wanted=wanted)
     share = max(scores) / ceiling
-    has_learned, is_over = share >= FLIPPED_SHARE - _EPSILON, row.score(after + ANEW_WITHIN) is not None
+    has_learned, is_over = share >= FLIPPED_SHARE - _EPSILON, row.score(after + AGAIN_WITHIN) is not None
     return SteadinessCheck(wanted=wanted, found=(share,), holds=has_learned if has_learned or is_over else None)
 
 

@@ -1,6 +1,6 @@
 """Builds a tiny policy that simulates a large one, by one of `RECIPES`: it prefers answers that people do not want.
 
-The one rule: a policy folder, named by the hash of its recipe, appears whole or not at all, and is built once. Run as
+A policy folder, named by the hash of its recipe, appears whole or not at all, and is built once. Run as
 `python -m clawstream.simulation.policy.build --cache-dir FOLDER`; prints the folder. B lessons, L tokens.
 """
 

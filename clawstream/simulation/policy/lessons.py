@@ -6,8 +6,8 @@ it calls with another operation or another number, or once too often, or it says
 The steps before it may have gone wrong the same way.
 
 What three people ask are sums in three styles, each of which one of them wants. Only the wording shows who asks. Most
-first answers are in a style that another person wants. Where a hint names a style, the answer has that style, whoever
-asks; a neutral hint changes nothing.
+first answers are in a style that another person wants. Where a hint names a style, the answer has that style, no
+matter who asks; a neutral hint changes nothing.
 """
 
 import json

@@ -104,7 +104,7 @@ class Watch:
         """Whether every batch that was planned is served."""
         return self.planned == self.taken == max(self.published, default=0) == self.activated
 
-    def wait_anew(self) -> None:
+    def wait_again(self) -> None:
         """Restart the time limit of `until`: people were heard, and have more to say."""
         self._alive_at_s = asyncio.get_running_loop().time()
 
@@ -128,7 +128,7 @@ class Watch:
         await self.until(lambda: self.updates >= updates, what=f"update {updates}")
 
     async def until(self, reached: Callable[[], bool], *, what: str) -> None:
-        """Return once `reached()`; raise PartUnavailable after too long without a version served or a `wait_anew`."""
+        """Return once `reached()`; raise PartUnavailable after too long without a version served or a `wait_again`."""
         loop = asyncio.get_running_loop()
         asked_at_s = loop.time()
         async with self._changed:
@@ -311,7 +311,7 @@ async def _held(num_sessions: int, cast: ScenarioPrograms, students: StudentProc
     while num_sessions > 0:
         await students.hold(min(num_sessions, AT_A_TIME * cast.batch_samples))
         num_sessions -= AT_A_TIME * cast.batch_samples
-        watch.wait_anew()
+        watch.wait_again()
 
 
 async def steps(

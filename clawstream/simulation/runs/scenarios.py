@@ -326,7 +326,7 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
                     await _give_back(one, base, before)
                 except (TryLater, EngineRefused) as error:
                     log.warning(
-                        "engine=%s state=not given back reason=%s; start it anew, or load %s", one.url, error, base
+                        "engine=%s state=not given back reason=%s; restart it, or load %s", one.url, error, base
                     )
 
 

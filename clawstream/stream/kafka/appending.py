@@ -90,7 +90,7 @@ class Appender:
         """Return the record in the form that `append` takes."""
         about = dict(sealed.headers)
         what = f"{about['ce_type'].decode().rpartition('.')[2]} {about['ce_id'].decode()}"
-        return EncodedRecord(sealed.topic, sealed.key, sealed.value, list(sealed.headers), what)
+        return EncodedRecord(*sealed, what=what)
 
     async def append(self, records: Sequence[EncodedRecord]) -> None:
         """Write the records and return when all are acknowledged.
@@ -132,7 +132,8 @@ class Appender:
             batch = producer.create_batch()
             while waiting:
                 record = waiting[-1]
-                if batch.append(key=record.key, value=record.value, timestamp=None, headers=record.headers) is None:
+                headers = list(record.headers)
+                if batch.append(key=record.key, value=record.value, timestamp=None, headers=headers) is None:
                     break
                 waiting.pop()
             batch.close()
@@ -149,7 +150,7 @@ class Appender:
         producer = await self._ready()
         topic = self._broker.prefix + record.topic
         try:
-            acknowledged = await producer.send(topic, record.value, key=record.key, headers=record.headers)
+            acknowledged = await producer.send(topic, record.value, key=record.key, headers=list(record.headers))
         except KafkaError as error:
             if _uncertain(error):
                 await self._drop()

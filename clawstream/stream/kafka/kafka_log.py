@@ -1,7 +1,7 @@
 """The log on Kafka.
 
-The one rule: an acknowledged event is not lost, and events of one key stay in the order in which they were written.
-Callers name topics and groups without the installation's prefix.
+An acknowledged event is not lost, and events of one key stay in the order in which they were written. Callers name
+topics and groups without the installation's prefix.
 """
 
 import asyncio
@@ -17,13 +17,7 @@ from clawstream.config import KafkaSettings
 from clawstream.errors import TopicMismatch, TryLater
 from clawstream.events import Event
 from clawstream.stream.avro import Codec, codec
-from clawstream.stream.dead_letters import (
-    DeadLetterId,
-    DeadLetterMark,
-    dead_letter_headers,
-    mark_headers,
-    needed_queue,
-)
+from clawstream.stream.dead_letters import dead_letter_headers, mark_headers, needed_queue
 from clawstream.stream.kafka.admin import set_group
 from clawstream.stream.kafka.appending import Appender, EncodedRecord
 from clawstream.stream.kafka.client import BATCH_BYTES, CONNECT_WITHIN_S, Broker, kafka_errors, started
@@ -31,10 +25,11 @@ from clawstream.stream.kafka.member import GroupPatience, KafkaMember
 from clawstream.stream.log import (
     Arrived,
     Commit,
+    DeadLetterId,
+    DeadLetterMark,
     Listener,
     Outgoing,
     PartitionId,
-    PlacedRecord,
     Raw,
     RecordBatch,
     Sealed,
@@ -147,12 +142,12 @@ class KafkaLog:
                 "they may still be written"
             ) from error
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
-        """Write the records, each partition's in order, until all are acknowledged; TryLater: some may be missing."""
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
+        """Write the records, in order, until all are acknowledged. Raises TryLater where some may be missing."""
         batches: dict[PartitionId, list[EncodedRecord]] = {}
-        for place, key, value, headers in records:
-            record = EncodedRecord(place.topic, key, value, list(headers), f"a record of {place.topic}")
-            batches.setdefault(place, []).append(record)
+        for record in records:
+            encoded = EncodedRecord(*record, what=f"a record of {record.topic}")
+            batches.setdefault(PartitionId(record.topic, partition), []).append(encoded)
         await self._appender.append_batches(batches)
 
     async def publish_schemas(self) -> None:

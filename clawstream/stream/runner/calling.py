@@ -1,7 +1,7 @@
 """Slow calls, made again until they succeed or their deadlines are over.
 
-The one rule: a failed call is not an answer. Only the stage's own `give_up` makes events of it. While all calls fail
-the peer counts as away: calls wait for it and none is given up, except where the stage does not wait for its peer.
+A failed call is not an answer. Only the stage's own `give_up` makes events of it. While all calls fail the peer counts
+as away: calls wait for it and none is given up, except where the stage does not wait for its peer.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
-from clawstream.errors import NotYet, TooLate, TryLater
+from clawstream.errors import ClawstreamError, NotYet, TooLate, TryLater
 from clawstream.events import Event
 from clawstream.stream.runner.breaker import LONGEST_WAIT_S, Breaker
 from clawstream.stream.stage import Stage
@@ -37,14 +37,15 @@ async def until_done(
     retry_s: float,
     longest_s: float = LONGEST_WAIT_S,
     stop: asyncio.Event | None = None,
+    again_on: tuple[type[ClawstreamError], ...] = (TryLater,),
 ) -> T:
-    """Return what `work` returns; try again while it raises TryLater, but let that through once `stop` is set."""
+    """Return what `work` returns; try again while it raises `again_on`, but let that through once `stop` is set."""
     stop = stop or asyncio.Event()
     attempt = 0
     while True:
         try:
             return await work()
-        except TryLater as error:
+        except again_on as error:
             if stop.is_set():
                 raise
             wait_s = wait_before(attempt, retry_s, longest_s)

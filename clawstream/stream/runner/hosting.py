@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from clawstream.errors import TopicMismatch, TryLater
-from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId, refuse
+from clawstream.stream.log import Arrived, Commit, Log, Member, PartitionId
 from clawstream.stream.runner.breaker import flooded
 from clawstream.stream.runner.calling import until_done, wait_at_most
 from clawstream.stream.runner.fold import in_clock_order
-from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted
+from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted, refuse
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.runner.pending_records import PendingRecords, WorkerProgress
 from clawstream.stream.runner.quarantine import StageQuarantine, key_text

@@ -6,8 +6,10 @@ after the log's time in the note of its last commit. Records that it reads twice
 
 from collections.abc import Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 
-from clawstream.stream.log import Arrived, Commit, Contradiction, Log, PartitionId, contradictions, digest_in
+from clawstream.errors import LogContradicted
+from clawstream.stream.log import Arrived, Commit, Log, PartitionId, digest_in, past_the_end
 from clawstream.stream.runner.fold import CLOCK_SLACK_MS, Note, read_note
 
 TRUST_LOG = (
@@ -16,10 +18,26 @@ TRUST_LOG = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """A partition that changed since it was read up to `offset`."""
+
+    place: PartitionId
+    offset: int
+    end: int
+
+    def __str__(self) -> str:
+        found = f"ends at {self.end}" if self.end < self.offset else f"has another record at {self.offset - 1}"
+        return f"{self.place.topic} partition {self.place.partition} was read up to offset {self.offset} and {found}"
+
+
 async def contradicted(
     log: Log, committed: Mapping[PartitionId, Commit | None], begins: Mapping[PartitionId, int]
 ) -> list[Contradiction]:
-    """Return the partitions that contradict the group's commits, in the sense of `contradictions`."""
+    """Return the partitions that now end before the group's offset, or have another record before it.
+
+    One whose record there is past its topic's retention is no contradiction.
+    """
     commits = {place: commit for place, commit in committed.items() if commit is not None and commit.offset > 0}
     if not commits:
         return []
@@ -28,7 +46,14 @@ async def contradicted(
     last = {place: note.last for place, note in notes.items() if note.last is not None}
     found = await last_records(log, {place: commits[place].offset for place in last}, begins, ends)
     digests = {place: digest.hex() for place, one in found.items() if (digest := digest_in(one)) is not None}
-    return contradictions({place: commit.offset for place, commit in commits.items()}, ends, last, digests)
+    offsets = {place: commit.offset for place, commit in commits.items()}
+    wrong = {place for place, digest in last.items() if digests.get(place, digest) != digest}
+    wrong |= set(past_the_end(offsets, ends))
+    return [
+        Contradiction(place=place, offset=offset, end=ends.get(place, 0))
+        for place, offset in offsets.items()
+        if place in wrong
+    ]
 
 
 async def last_records(
@@ -65,3 +90,13 @@ async def put_back(log: Log, group: str) -> list[Contradiction]:
     if commits:
         await log.put_back(group, commits)
     return wrong
+
+
+def refuse(reader: str, wrong: list[Contradiction], remedy: str) -> None:
+    """Raise LogContradicted if any partition is `wrong`."""
+    if wrong:
+        more = f", and {len(wrong) - 1} more partitions" if len(wrong) > 1 else ""
+        raise LogContradicted(
+            f"{reader}: {wrong[0]}{more}: this is not the log that {reader} read, or it has lost its end. Nothing was "
+            f"read: {reader} would skip what was written there since. Name the right broker and prefix; {remedy}"
+        )

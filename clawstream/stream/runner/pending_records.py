@@ -14,8 +14,7 @@ from typing import Generic, TypeVar
 
 from clawstream.errors import ParkedRecord, UnusableEvent
 from clawstream.events import Event
-from clawstream.stream.dead_letters import DeadLetterId
-from clawstream.stream.log import Log, Outgoing
+from clawstream.stream.log import DeadLetterId, Log, Outgoing
 from clawstream.stream.runner.breaker import FailureRate
 from clawstream.stream.runner.calling import StageCaller, until_done
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord

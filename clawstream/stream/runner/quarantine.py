@@ -1,8 +1,7 @@
 """How a worker treats records that were set aside: it skips them, parks what follows, and uses them when asked to.
 
-The one rule: for a replayed dead letter the state of its key is folded again from the log. Where the stage is
-`ordered`, its record and the records parked behind it are used in their original places. Elsewhere its record is used
-last.
+For a replayed dead letter the state of its key is folded again from the log. Where the stage is `ordered`, its record
+and the records parked behind it are used in their original places. Elsewhere its record is used last.
 """
 
 import asyncio
@@ -13,8 +12,8 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from clawstream.errors import UnusableEvent
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterMark, Fate, expired
-from clawstream.stream.log import Arrived, Log, Undecodable, key_of
+from clawstream.stream.dead_letters import DeadLetter, expired
+from clawstream.stream.log import Arrived, DeadLetterMark, Fate, Log, Undecodable, key_of
 from clawstream.stream.quarantine import Quarantine, readable
 from clawstream.stream.runner.partition_state import PartitionState, PendingRecord
 from clawstream.stream.runner.pending_records import PendingRecords

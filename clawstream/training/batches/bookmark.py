@@ -1,7 +1,7 @@
 """Where a policy's trainer stopped on the log, and how far it has to read for a group.
 
 A trainer never resumes past the offset where it stopped; the plans say which samples are used up. A sample is written
-before its group's settlement. So whoever reads the settlement and then asks for the partitions' ends finds the sample
+before its group's settlement. So a reader of the settlement that then asks for the partitions' ends finds the sample
 below them.
 """
 
@@ -12,9 +12,9 @@ from clawstream.errors import PartUnavailable, TryLater
 from clawstream.events import BatchPlanned, PolicyEvent
 from clawstream.stream import topics
 from clawstream.stream.kafka.access import BOOKMARKS
-from clawstream.stream.log import Commit, Contradiction, Log, PartitionId, digest_in, refuse
+from clawstream.stream.log import Commit, Log, PartitionId, digest_in
 from clawstream.stream.runner.fold import Note
-from clawstream.stream.runner.offset_reset import TRUST_LOG, contradicted, last_records, put_back
+from clawstream.stream.runner.offset_reset import TRUST_LOG, Contradiction, contradicted, last_records, put_back, refuse
 from clawstream.stream.stage import Record
 from clawstream.training.batches.progress import first_plans, resume_offsets
 

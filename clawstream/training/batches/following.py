@@ -195,9 +195,9 @@ class Following:
     async def rule(self) -> None:
         """Do what people decided about samples that are set aside, and ask for the late samples' new answers."""
         await self._quarantine.rule(self._topic, self.batcher)
-        await self.ask_anew()
+        await self.ask_again()
 
-    async def ask_anew(self) -> None:
+    async def ask_again(self) -> None:
         """Write to the log which prompts are to be answered again, each once."""
         async with self._one_asking:
             batcher = self.batcher
@@ -262,7 +262,7 @@ class Following:
                     settled += _settle(record, batcher)
                 self._positions[PartitionId(record.topic, record.partition)] = record.offset + 1
             await self._look_ahead(horizon, settled, batcher)
-            await self.ask_anew()
+            await self.ask_again()
             self._arrived.set()
         self.all_read = True
         self._arrived.set()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from clawstream.errors import UndecodableRecord, UnusableEvent
 from clawstream.events import SampleAssembled
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, expired
-from clawstream.stream.log import Arrived, Log, Undecodable
+from clawstream.stream.dead_letters import DeadLetter, expired
+from clawstream.stream.log import Arrived, DeadLetterId, Fate, Log, Undecodable
 from clawstream.stream.quarantine import Quarantine
 from clawstream.stream.runner.breaker import FailureRate, flooded
 from clawstream.training.batches.choosing import Arrival

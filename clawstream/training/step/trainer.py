@@ -245,7 +245,7 @@ class Trainer:
         before = self._carried.schedule
         after = before.after(rewards) if counts else before  # a rollback is no update
         if counts and after.num_updates <= before.num_updates:
-            log.warning("version=%d learning_rate=anew reason=the score fell: people want something else", version)
+            log.warning("version=%d learning_rate=reset reason=the score fell: people want something else", version)
         self._carried = replace(self._carried, schedule=after)
         peak = self._settings.learning_rate
         return peak if self._settings.as_published else after.learning_rate(peak=peak)
@@ -263,7 +263,7 @@ class Trainer:
         seen = zip(samples, totals, counts, strict=True)
         after = before.having_seen([-total / n for sample, total, n in seen if n and sample.hint_id is None])
         if after.num_updates < before.num_updates:
-            log.warning("version=%d learning_rate=anew_next reason=the policy is twice as far from its hints", version)
+            log.warning("version=%d learning_rate=reset_next reason=the policy is twice as far from its hints", version)
         self._carried = replace(self._carried, schedule=after)
         return sum(totals) / sum(counts) if any(counts) else None
 

@@ -27,7 +27,7 @@ from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.access import OPERATOR, USERS, Grant, grants, resources_of_users
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import Commit, PartitionId, PlacedRecord
+from clawstream.stream.log import Commit, PartitionId, Sealed
 from clawstream.stream.runner.hosting import run
 from clawstream.stream.topics import POLICY, SAMPLES, TURNS, VOTES, all_topics
 from clawstream.turns.stage import turns_stage
@@ -161,7 +161,7 @@ async def rights(log: KafkaLog, topics: Iterable[str]) -> set[tuple[str, str]]:
     """What the broker lets this user do with each of the topics, and with each group."""
     found: set[tuple[str, str]] = set()
     for topic in topics:
-        if await is_let(log.put([PlacedRecord(PartitionId(topic, 0), b"key", b"value", [])])):
+        if await is_let(log.put([Sealed(topic, b"key", b"value", ())], 0)):
             found.add(("Write", topic))
         if await is_let(read(log, topic)):
             found.add(("Read", topic))
@@ -201,7 +201,7 @@ async def test_a_broker_lets_each_stage_do_its_own_and_nothing_else(broker: Embe
         await running
         assert await turns.lag("turns") == 0
         for topic in all_topics():
-            await all_of_it.put([PlacedRecord(PartitionId(topic.name, 0), b"key", b"value", [])])
+            await all_of_it.put([Sealed(topic.name, b"key", b"value", ())], 0)
     every_topic = {topic.name for topic in all_topics()}
     for one in USERS:
         own = [right for right in grants() if right.user == one.name and right.pattern == "literal"]

@@ -15,8 +15,8 @@ from clawstream.projections.write import stage
 from clawstream.projections.write.rows import GROUP, TableRow, row
 from clawstream.projections.write.stage import project
 from clawstream.stream import topics
-from clawstream.stream.dead_letters import DeadLetterMark, Fate, Reason
-from clawstream.stream.log import PartitionId
+from clawstream.stream.dead_letters import Reason
+from clawstream.stream.log import DeadLetterMark, Fate, PartitionId
 from clawstream.stream.stage import Record
 from tests.fakes.memory_group import ConnectionCut
 from tests.fakes.memory_log import MemoryBroker, MemoryLog

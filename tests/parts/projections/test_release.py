@@ -18,8 +18,8 @@ from clawstream.projections.write.rows import GROUP, Release
 from clawstream.projections.write.stage import project
 from clawstream.projections.write.writer import TableWriter
 from clawstream.stream import topics
-from clawstream.stream.dead_letters import EXPIRED, DeadLetterId, DeadLetterMark, Fate, Reason
-from clawstream.stream.log import Arrived, PartitionId, Raw, Start
+from clawstream.stream.dead_letters import EXPIRED, Reason
+from clawstream.stream.log import Arrived, DeadLetterId, DeadLetterMark, Fate, PartitionId, Raw, Start
 from clawstream.stream.runner.breaker import FailureRate
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections import one_session

@@ -14,9 +14,9 @@ from clawstream.projections.tables import TOPICS
 from clawstream.projections.write.rows import GROUP
 from clawstream.projections.write.stage import project
 from clawstream.stream import topics
-from clawstream.stream.dead_letters import Fate, Reason
+from clawstream.stream.dead_letters import Reason
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import PartitionId
+from clawstream.stream.log import Fate, PartitionId
 from clawstream.stream.quarantine import dead_letters, rule
 from clawstream.stream.runner.breaker import FEWEST
 from tests.fakes.memory_log import MemoryLog

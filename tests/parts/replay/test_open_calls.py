@@ -20,7 +20,7 @@ from clawstream.judging.votes import VoteKey
 from clawstream.replay import work
 from clawstream.replay.stages import EXPIRE_EVERY, Host, following
 from clawstream.replay.work import ReplayWorker
-from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.log import PartitionId, Sealed
 from clawstream.stream.stage import Record, Stage, Step
 from clawstream.stream.topics import replay_topic, replay_topics
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
@@ -152,12 +152,12 @@ class _SlowVotes(MemoryLog):
         self.wrote_turns = asyncio.Event()
         self.order: list[str] = []
 
-    async def put(self, records: Sequence[PlacedRecord]) -> None:
-        if any(record.place.topic == OWN_VOTES for record in records):
+    async def put(self, records: Sequence[Sealed], partition: int) -> None:
+        if any(record.topic == OWN_VOTES for record in records):
             await self.wrote_turns.wait()
-        await super().put(records)
-        self.order += [record.place.topic for record in records if record.key == b"slow"]
-        if any(record.place.topic == OWN_TURNS for record in records):
+        await super().put(records, partition)
+        self.order += [record.topic for record in records if record.key == b"slow"]
+        if any(record.topic == OWN_TURNS for record in records):
             self.wrote_turns.set()
 
 

@@ -105,7 +105,7 @@ class World:
             pass
         await asyncio.sleep(0)
 
-    def wait_anew(self) -> None:
+    def wait_again(self) -> None:
         pass
 
     async def until_settled(self) -> None:

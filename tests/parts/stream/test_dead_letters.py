@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clawstream.errors import OperatorError
-from clawstream.stream.dead_letters import Fate
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
+from clawstream.stream.log import Fate
 from clawstream.stream.quarantine import dead_letters, plain, rule, shown
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.stream.raw import append_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from clawstream.events import BatchPlanned, Event, SampleAssembled
 from clawstream.stream.avro import codec, key_bytes
-from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, Start
+from clawstream.stream.log import Arrived, Sealed, Start
 from clawstream.stream.topics import SAMPLES, replay_topic, replay_topics
 from clawstream.training.batches.following import retraining
 from clawstream.training.loop import train
@@ -50,7 +50,7 @@ class Meanwhile(MemoryLog):
 
 
 async def replayed(log: MemoryLog, *samples: SampleAssembled) -> None:
-    await log.put([PlacedRecord(PartitionId(AGAIN, 0), key_bytes(one.key), codec().encode(one), ()) for one in samples])
+    await log.put([Sealed(AGAIN, key_bytes(one.key), codec().encode(one), ()) for one in samples], 0)
 
 
 async def test_a_revision_that_lands_while_the_plan_is_on_its_way_is_asked_for_though_nothing_follows(

@@ -9,7 +9,7 @@ import pytest
 from clawstream.events import BatchPlanned, PolicyPublished, SampleAssembled, SamplesPromoted, StepTaken
 from clawstream.stream import topics
 from clawstream.stream.avro import codec, key_bytes
-from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.log import Sealed
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import retraining
 from clawstream.training.checkpoints import latest
@@ -27,8 +27,8 @@ async def recorded(*, replayed: int = 3) -> MemoryLog:
     log = MemoryLog(MemoryBroker())
     log.broker.create(replay_topics("again", partitions=3, retention_ms=1000))
     await log.append(LIVE[:3])
-    place = PartitionId(replay_topic(topics.SAMPLES, "again"), 0)
-    await log.put([PlacedRecord(place, key_bytes(one.key), codec().encode(one), ()) for one in AGAIN[:replayed]])
+    topic = replay_topic(topics.SAMPLES, "again")
+    await log.put([Sealed(topic, key_bytes(one.key), codec().encode(one), ()) for one in AGAIN[:replayed]], 0)
     return log
 
 

@@ -13,10 +13,10 @@ from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import BatchPlanned, SampleAssembled, SamplesPromoted, StepTaken
 from clawstream.stream import quarantine, topics
 from clawstream.stream.avro import codec, key_bytes
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterId, Fate, Reason
+from clawstream.stream.dead_letters import DeadLetter, Reason
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.log import DeadLetterId, Fate, PartitionId, Sealed
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.checkpoints import latest
 from clawstream.training.loop import train
@@ -190,15 +190,15 @@ async def test_what_a_replay_has_that_cannot_be_trained_on_goes_to_the_live_topi
 ) -> None:
     log = MemoryLog(MemoryBroker(partitions=1))
     log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
-    place = PartitionId(replay_topic(topics.SAMPLES, "again"), 0)
+    topic = replay_topic(topics.SAMPLES, "again")
     samples = [replace(SAMPLES[0], **BAD[0]), *SAMPLES[1:4]]
-    await log.put([PlacedRecord(place, key_bytes(one.key), codec().encode(one), ()) for one in samples])
+    await log.put([Sealed(topic, key_bytes(one.key), codec().encode(one), ()) for one in samples], 0)
     await log.append([promoted(1, "again")])
 
     await trained_until(log, settings(base, tmp_path), 1)
 
     assert len(log.broker.records(QUEUE)) == 1
-    shown = await quarantine.shown(log, letter_at(0, place.topic))
+    shown = await quarantine.shown(log, letter_at(0, topic))
     assert "response_logprobs has 14 values" in shown["error"]
     assert bytes.fromhex(shown["value_hex"]) == codec().encode(samples[0])
 
@@ -307,14 +307,14 @@ async def test_a_ruling_about_samples_that_are_not_trained_on_is_said_to_wait_on
 ) -> None:
     log = log_of(SAMPLES[:6])
     log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
-    place = PartitionId(replay_topic(topics.SAMPLES, "again"), 0)
-    await log.put([PlacedRecord(place, b"key", codec().encode(SAMPLES[6]), ())])
-    await log.set_aside(DeadLetterId("train", *place, 0), error=UnusableEvent("an older version could not"))
-    await quarantine.rule(log, Fate.REPLAY, dead_letter=letter_at(0, place.topic), stage=None, because=None)
+    topic = replay_topic(topics.SAMPLES, "again")
+    await log.put([Sealed(topic, b"key", codec().encode(SAMPLES[6]), ())], 0)
+    await log.set_aside(DeadLetterId("train", topic, 0, 0), error=UnusableEvent("an older version could not"))
+    await quarantine.rule(log, Fate.REPLAY, dead_letter=letter_at(0, topic), stage=None, because=None)
 
     await trained_until(log, settings(base, tmp_path), 2)
 
-    assert caplog.text.count(f"record={place.topic}-0-0 fate=replay state=waiting") == 1
+    assert caplog.text.count(f"record={topic}-0-0 fate=replay state=waiting") == 1
     assert await fate(log) is Fate.REPLAY
 
 

@@ -16,7 +16,7 @@ from clawstream.events import (
 )
 from clawstream.stream import topics
 from clawstream.stream.avro import codec, key_bytes
-from clawstream.stream.log import PartitionId, PlacedRecord
+from clawstream.stream.log import Sealed
 from clawstream.stream.topics import replay_topic, replay_topics
 from clawstream.training.batches.following import retraining
 from clawstream.training.checkpoints import latest
@@ -40,8 +40,8 @@ async def replayed() -> MemoryLog:
     log.broker.create(replay_topics("again", partitions=1, retention_ms=1000))
     await log.append([started(grouped=True), settled(0, 2), *GROUP[:2]])
     for topic, said in ((topics.SAMPLES, GROUP), (topics.GROUPS, [settled(0, 3)])):
-        place = PartitionId(replay_topic(topic, "again"), 0)
-        await log.put([PlacedRecord(place, key_bytes(one.key), codec().encode(one), ()) for one in said])
+        again = replay_topic(topic, "again")
+        await log.put([Sealed(again, key_bytes(one.key), codec().encode(one), ()) for one in said], 0)
     return log
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import SessionDone, TurnPaired
-from clawstream.stream.dead_letters import DeadLetter, DeadLetterMark, Fate, KnownDeadLetters, Reason
+from clawstream.stream.dead_letters import DeadLetter, KnownDeadLetters, Reason
 from clawstream.stream.kafka.kafka_log import KafkaLog
-from clawstream.stream.log import PartitionId
+from clawstream.stream.log import DeadLetterMark, Fate, PartitionId
 from clawstream.stream.stage import Record, Stage, Step
 from tests.fakes.memory_log import MemoryLog
 from tests.unit.stream import toys

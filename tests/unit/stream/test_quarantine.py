@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
 from clawstream.errors import ParkedRecord, TryLater, UnusableEvent
 from clawstream.events import Event, SessionDone
-from clawstream.stream.dead_letters import EXPIRED, DeadLetterId, DeadLetterMark, Fate
-from clawstream.stream.log import Arrived, PartitionId
+from clawstream.stream.dead_letters import EXPIRED
+from clawstream.stream.log import Arrived, DeadLetterId, DeadLetterMark, Fate, PartitionId
 from clawstream.stream.runner.pending_records import WorkerProgress
 from clawstream.stream.stage import Record, Stage, Step
 from tests.fakes.memory_log import MemoryBroker, MemoryLog

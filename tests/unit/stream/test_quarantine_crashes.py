@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import SessionDone
-from clawstream.stream.dead_letters import Fate
+from clawstream.stream.log import Fate
 from tests.examples import examples
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.unit.stream import queues, toys

@@ -9,7 +9,7 @@ import pytest
 from clawstream.errors import UnusableEvent
 from clawstream.events import Event, PolicyPublished
 from clawstream.stream.avro import codec
-from clawstream.stream.log import Arrived, PartitionId, PlacedRecord, RecordBatch, Start
+from clawstream.stream.log import Arrived, PartitionId, RecordBatch, Start
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import POLICY
 from tests.fakes.memory_log import MemoryLog
@@ -126,11 +126,8 @@ async def test_a_replay_that_keeps_no_chain_hashes_nothing(log: AnyLog) -> None:
 
 async def test_records_that_were_put_stand_in_order_on_the_partitions_that_were_chosen(log: AnyLog) -> None:
     events = [toys.done("one key", number) for number in range(600)]
-    places = [PartitionId(toys.EXCHANGES, number % 3) for number in range(600)]
-    sealed = [log.seal(event) for event in events]
-    await log.put(
-        [PlacedRecord(place, one.key, one.value, one.headers) for place, one in zip(places, sealed, strict=True)]
-    )
+    for partition in range(3):
+        await log.put([log.seal(event) for event in events[partition::3]], partition)
     read = await toys.read(log, toys.EXCHANGES)
     for number in range(3):
         assert [record.event for record in read if record.partition == number] == events[number::3]
@@ -139,8 +136,7 @@ async def test_records_that_were_put_stand_in_order_on_the_partitions_that_were_
 @pytest.mark.slow
 async def test_many_who_put_on_one_partition_at_once_are_all_acknowledged(log: AnyLog) -> None:
     sealed = [log.seal(toys.done("one key", number)) for number in range(600)]
-    place = PartitionId(toys.EXCHANGES, 0)
-    await asyncio.gather(*(log.put([PlacedRecord(place, one.key, one.value, one.headers)]) for one in sealed))
+    await asyncio.gather(*(log.put([one], 0) for one in sealed))
     assert len(await toys.read(log, toys.EXCHANGES)) == 600
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from clawstream.errors import TooManyFailures, UnusableEvent
 from clawstream.events import Event, SessionDone, SessionIdle
-from clawstream.stream.dead_letters import Fate, Reason
+from clawstream.stream.dead_letters import Reason
+from clawstream.stream.log import Fate
 from clawstream.stream.runner.breaker import FEWEST
 from clawstream.stream.stage import Record, Stage, Step
 from tests.parts.stream.contract.conftest import AnyLog, Connect
