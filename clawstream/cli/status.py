@@ -18,6 +18,7 @@ from rich.table import Table
 from clawstream.cli.process import (
     AsJson,
     Context,
+    Key,
     broker,
     database,
     harmless,
@@ -38,10 +39,11 @@ if TYPE_CHECKING:
 
 def status(
     context: typer.Context,
+    key: Key = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which parts run, how far each stage is behind, and how the policy fares."""
-    settings = Context.of(context).settings_of_what_ran()
+    settings = Context.of(context).settings_of_key(key)
     log_to_stderr("status", level=40)
     from clawstream.gateway.outbox.spool_file import spools_in
     from clawstream.local.running import addresses_of, read_parts

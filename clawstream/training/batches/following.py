@@ -180,6 +180,8 @@ class Following:
         of = self._settings.policy.id if self._retraining is None else self._retraining.of
         self.replay = replay
         these = rules(self._settings, of=of, limits=self._limits)
+        if self._retraining is not None:
+            these = replace(these, of_keys_too=self._settings.policy.by_key)
         if not self.is_live:
             these = replace(these, refreshes=False, corrects=False)  # engines serve only the live samples' policy
         self.batcher = Batcher(
@@ -208,7 +210,10 @@ class Following:
 
     def tell_dropped(self) -> None:
         """Log how many of the samples read so far were dropped, and why."""
-        for reason, number in grown(self.batcher.dropped, self._logged).items():
+        told = self.batcher.dropped
+        if self._settings.policy.by_key:  # most samples are of other keys
+            told = Counter({reason: n for reason, n in told.items() if reason is not DropReason.OTHER_POLICY})
+        for reason, number in grown(told, self._logged).items():
             level = logging.WARNING if reason in LOST else logging.INFO
             log.log(level, "samples_dropped=%d trained=never reason=%s", number, WHY[reason])
             self._logged[reason] = number

@@ -21,6 +21,7 @@ from clawstream.training.batches.choosing import (
     corrected_hint,
     corrects,
     due_ms,
+    is_ours,
     to_correct,
 )
 from clawstream.training.batches.progress import first_plans, versions_behind
@@ -234,7 +235,7 @@ class Batcher:
         rules = self._rules
         if any(sample.sample_id in known for known in (self._taken, self._stale, self._waiting)):
             return DropReason.REPEATED
-        if sample.policy_id != rules.policy_id:
+        if not is_ours(sample, rules):
             return DropReason.OTHER_POLICY
         if sample.hint_id in self._taken_back:
             return DropReason.SUPERSEDED

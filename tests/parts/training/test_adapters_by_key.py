@@ -17,7 +17,11 @@ from clawstream.events import (
     policy_of_key,
 )
 from clawstream.stream import topics
+from clawstream.stream.avro import codec, key_bytes
+from clawstream.stream.log import Sealed
 from clawstream.stream.stage import Record
+from clawstream.stream.topics import replay_topic, replay_topics
+from clawstream.training.batches.following import retraining
 from clawstream.training.checkpoints import latest
 from clawstream.training.loop import train
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
@@ -153,6 +157,19 @@ async def test_where_all_share_one_policy_a_keys_samples_are_not_of_it(base: Pat
     stop.set()
     await running
     assert published(await said(log), "alice") == []
+
+
+async def test_a_replay_trains_one_policy_on_the_samples_of_all_keys(base: Path, tmp_path: Path) -> None:
+    log, chosen = MemoryLog(MemoryBroker()), by_key(base, tmp_path)
+    log.broker.create(replay_topics("again", partitions=3, retention_ms=1000))
+    topic, replayed = replay_topic(topics.SAMPLES, "again"), [s for key in (*KEYS, None) for s in samples_of(key, 3)]
+    await log.put([Sealed(topic, key_bytes(one.key), codec().encode(one), ()) for one in replayed], 0)
+    own, what = retraining(chosen, replay="again", from_version=0)
+    async with asyncio.timeout(60):
+        await train(own, log, stop=asyncio.Event(), retraining=what)
+    plans = [event for event in await said(log) if isinstance(event, BatchPlanned)]
+    assert {plan.policy_id for plan in plans} == {"policy-again"}
+    assert sum(len(plan.sample_ids) for plan in plans) == 9
 
 
 def test_adapters_by_key_have_a_rank_where_none_is_set() -> None:
