@@ -1,6 +1,7 @@
 """An adapter for each API key: trained on that key's samples alone, in turn with the others, as if it were alone."""
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,27 @@ async def test_keys_that_come_later_and_a_restart_take_nothing_from_those_that_a
     assert len(taken) == len(set(taken)) == 12
     assert [event.policy_version for event in published(events, "alice")] == [0, 1, 2]
     assert [event.policy_version for event in published(events, "bob")] == [0, 1, 2]
+
+
+async def test_wherever_a_trainer_was_cut_off_each_key_comes_to_the_same_versions(base: Path, tmp_path: Path) -> None:
+    own = {key: samples_of(key, 6) for key in KEYS}
+    recorded = [one for pair in zip(*own.values(), strict=True) for one in pair]
+    whole, chosen = MemoryLog(MemoryBroker()), by_key(base, tmp_path / "whole")
+    await whole.append(recorded)
+    events = await trained_until(whole, chosen, alice=2, bob=2)
+    for cut in range(1, len(events)):
+        log, again = MemoryLog(MemoryBroker()), by_key(base, tmp_path / f"cut{cut}")
+        await log.append([*recorded, *events[:cut]])
+        for plan in events[:cut]:
+            if isinstance(plan, BatchPlanned) and cut % 2:  # its checkpoint was whole, or was not yet
+                there = chosen.of_policy(plan.policy_id).checkpoints_dir / f"v{plan.policy_version:06d}"
+                shutil.copytree(there, again.of_policy(plan.policy_id).checkpoints_dir / there.name)
+            elif isinstance(plan, PolicyPublished) and plan.adapter is not None and not cut % 2:
+                shutil.copytree(plan.path, again.of_policy(plan.policy_id).checkpoints_dir / Path(plan.path).name)
+        resumed = await trained_until(log, again, alice=2, bob=2)
+        assert [weights(again, key) for key in KEYS] == [weights(chosen, key) for key in KEYS], events[cut - 1]
+        plans = [event for event in resumed if isinstance(event, BatchPlanned)]
+        assert sorted(name for plan in plans for name in plan.sample_ids) == sorted(names(recorded))
 
 
 async def test_a_new_key_begins_with_what_the_shared_policy_has_learned_and_keeps_that_version(
