@@ -86,7 +86,7 @@ class Settings(BaseSettings):
         if method == "topk" or self.samples.off_distribution != "hint_only":
             return self
         if self.training.weights[1] == 0:
-            why = f"hints have no weight under training.method = {method!r} with w_opd = {self.training.w_opd:g}"
+            why = f"hints have no weight under training.method = {method!r}"
         else:
             why = (
                 f"training.method = {method!r} weighs hints, whatever w_topk is, by log-probs of sampled tokens, and "

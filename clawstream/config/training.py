@@ -125,8 +125,8 @@ class TrainingSettings(Section):
     loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
         "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
     )
-    w_binary: float = Field(1.0, ge=0, description="weight of the reward in an advantage; 0: rewards teach nothing")
-    w_opd: float = Field(1.0, ge=0, description="weight of the hint in an advantage; 0: hints teach nothing")
+    w_binary: float = Field(1.0, gt=0, description="weight of the reward in an advantage; without any: method = 'opd'")
+    w_opd: float = Field(1.0, gt=0, description="weight of the hint in an advantage; without any: method = 'binary'")
     w_topk: float | None = Field(
         None,
         ge=0,
@@ -185,11 +185,6 @@ class TrainingSettings(Section):
         names, why = IDLE.get(self.method, ((), ""))
         if idle := [name for name in names if getattr(self, name) != type(self).model_fields[name].default]:
             raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
-        if not any(self.weights):
-            raise ValueError(
-                f"w_binary = {self.w_binary:g}, w_opd = {self.w_opd:g} with method = {self.method!r}: nothing that it "
-                "learns from has a weight. Give it one above 0; learning_rate = 0 is how a policy stays as it is"
-            )
         return self
 
     @model_validator(mode="after")
@@ -197,36 +192,31 @@ class TrainingSettings(Section):
         if self.w_topk and not self._can_diverge:
             raise ValueError(
                 f"w_topk = {self.w_topk:g} adds the teacher's whole distribution to the gaps at sampled tokens, and "
-                f"method = {self.method!r}, teacher = {self.teacher!r}, w_opd = {self.w_opd:g} do not "
-                "use both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
+                f"method = {self.method!r}, teacher = {self.teacher!r} do not use both: leave it out, or take method = "
+                "'combined' and another teacher than 'engine'"
             )
         if self.by_engine and self.method == "topk":
             raise ValueError(
                 "teacher = 'engine' gives the log-probs of sampled tokens, and method = 'topk' needs those of the "
                 "teacher's likeliest: take 'opd' or 'combined', or another teacher"
             )
-        if self.by_engine and self.w_opd == 0:
-            raise ValueError(
-                "teacher = 'engine' weighs hints, and with w_opd = 0 they count nothing: leave it out, or take w_opd "
-                "above 0"
-            )
         if self.rehearsal_share and (self.weights[1] == 0 or self.by_engine):
             raise ValueError(
                 f"rehearsal_share = {self.rehearsal_share:g} trains on past hints again, with the trainer as their "
-                f"teacher, and with method = {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there "
+                f"teacher, and with method = {self.method!r}, teacher = {self.teacher!r} there "
                 "is none. Leave it out, or take another method or teacher"
             )
         if self.corrects and (self.weights[1] == 0 or self.by_engine):
             raise ValueError(
                 f"cadence = 'correction' trains on each hint at once, with the trainer as its teacher, and with method "
-                f"= {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there is none. Leave it out, "
+                f"= {self.method!r}, teacher = {self.teacher!r} there is none. Leave it out, "
                 "or take another method or teacher"
             )
         if self.refreshes and self.weights[1] == 0:
             raise ValueError(
                 f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
-                f"by its hint alone, and hints have no weight under method = {self.method!r} with w_opd = "
-                f"{self.w_opd:g}. Say late = 'record' and answers_per_hint = 1, or take another method"
+                f"by its hint alone, and hints have no weight under method = {self.method!r}. Say late = 'record' and "
+                "answers_per_hint = 1, or take another method"
             )
         return self
 
@@ -304,7 +294,7 @@ class TrainingSettings(Section):
     @property
     def _can_diverge(self) -> bool:
         """Whether the teacher's whole distribution can count beside the gaps at the sampled tokens."""
-        return self.method == "combined" and not self.by_engine and self.w_opd > 0
+        return self.method == "combined" and not self.by_engine
 
     @property
     def asks_likeliest(self) -> bool:

@@ -281,7 +281,7 @@ def test_how_far_a_policy_moved_is_its_divergence_from_before_the_update() -> No
 
 
 @pytest.mark.parametrize(
-    "given", [{"method": "binary"}, {"method": "stepwise"}, {"w_opd": 0.0}, {"method": "opd", "teacher": "engine"}]
+    "given", [{"method": "binary"}, {"method": "stepwise"}, {"method": "opd", "teacher": "engine"}]
 )
 def test_nothing_is_corrected_at_once_where_no_hint_is_learned_from(given: Mapping[str, object]) -> None:
     with pytest.raises(ValueError, match="cadence = 'correction' trains on each hint at once"):

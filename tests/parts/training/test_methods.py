@@ -185,10 +185,8 @@ def test_the_teacher_s_whole_distribution_counts_as_much_as_gaps_unless_it_is_sa
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"method": "opd", "w_opd": 0.0}, "nothing that it learns from has a weight"),
-        ({"method": "binary", "w_binary": 0.0}, "nothing that it learns from has a weight"),
-        ({"method": "stepwise", "w_binary": 0.0}, "nothing that it learns from has a weight"),
-        ({"method": "combined", "w_binary": 0.0, "w_opd": 0.0}, "nothing that it learns from has a weight"),
+        ({"w_opd": 0.0}, "greater than 0"),
+        ({"w_binary": 0.0}, "greater than 0"),
         ({"method": "binary", "teacher": "ema", "w_opd": 3.0}, "w_opd, teacher: these say how hints act"),
         ({"method": "opd", "w_binary": 5.0}, "w_binary: these say how rewards act"),
         ({"learning_rate": float("inf")}, "finite number"),
@@ -202,7 +200,7 @@ def test_settings_from_which_nothing_would_be_learned_or_that_would_do_nothing_a
         TrainingSettings(**changes)
 
 
-@pytest.mark.parametrize("changes", [{"method": "opd"}, {"w_opd": 0.0}, {"teacher": "engine"}], ids=str)
+@pytest.mark.parametrize("changes", [{"method": "opd"}, {"teacher": "engine"}], ids=str)
 def test_a_whole_distribution_is_refused_where_there_is_none_beside_gaps(changes: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match=r"w_topk = 0\.5 adds"):
         with_settings(w_topk=0.5, **changes)

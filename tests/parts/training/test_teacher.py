@@ -126,7 +126,6 @@ def test_scores_that_do_not_fit_the_answer_are_a_flaw() -> None:
     [
         ({"method": "topk"}, "method = 'topk' needs those of the teacher's likeliest"),
         ({"method": "binary"}, "teacher: these say how hints act"),
-        ({"w_opd": 0.0}, "with w_opd = 0 they count nothing"),
     ],
 )
 def test_what_an_engine_can_not_be_the_teacher_of_is_refused_at_start(changes: dict[str, object], why: str) -> None:

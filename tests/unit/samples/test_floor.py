@@ -161,7 +161,7 @@ def test_an_answer_that_gives_no_sample_leaves_the_look_to_another_turn() -> Non
         ({"method": "binary"}, {}, {}, LearnsFrom(hints=False)),
         ({"method": "opd"}, {}, {}, LearnsFrom(verdicts=False)),
         ({"method": "stepwise"}, {}, {}, LearnsFrom(hints=False)),
-        ({"w_opd": 0.0}, {}, {"judge": 0.0}, LearnsFrom(verdicts=False, hints=False)),
+        ({"method": "binary"}, {}, {"judge": 0.0}, LearnsFrom(verdicts=False, hints=False)),
         (
             {"method": "topk"},
             {"off_distribution": "hint_only"},

@@ -87,7 +87,6 @@ def test_an_answer_of_the_whole_distribution_keeps_its_reward_by_every_rule(rule
     [
         TrainingSettings(method="binary"),
         TrainingSettings(method="stepwise"),
-        TrainingSettings(method="combined", w_opd=0.0),
     ],
     ids=lambda training: training.method,
 )
@@ -102,7 +101,7 @@ def test_its_hint_alone_is_refused_at_the_start_where_no_hint_is_learned_from(tr
         TrainingSettings(),
         TrainingSettings(method="opd"),
         TrainingSettings(w_topk=0.0),
-        TrainingSettings(w_binary=0.0, w_topk=1.0),
+        TrainingSettings(w_topk=1.0),
     ],
     ids=["combined", "opd", "gaps alone", "a divergence beside them"],
 )
