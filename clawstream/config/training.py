@@ -18,17 +18,12 @@ FULL_RATE = 1e-5
 CORRECTION_EPOCHS = 4
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
 
+_OF_HINTS = ("w_opd", "w_topk", "teacher", "rehearsal_share", "cadence", "late", "answers_per_hint")
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
-    "topk": (
-        ("loss", "w_binary"),
-        "how advantages act, and method = 'topk' has none: it compares whole distributions",
-    ),
-    "stepwise": (
-        ("w_opd", "teacher"),
-        "how hints act, and method = 'stepwise' compares the attempts of a group",
-    ),
-    "binary": (("w_opd", "teacher"), "how hints act, and method = 'binary' learns from rewards alone"),
-    "opd": (("w_binary",), "how rewards act, and method = 'opd' learns from hints alone"),
+    "topk": (("loss", "w_binary", "w_topk"), "compares whole distributions, and has no advantages"),
+    "stepwise": (_OF_HINTS, "compares the attempts of a group, and learns from no hints"),
+    "binary": (_OF_HINTS, "learns from rewards alone"),
+    "opd": (("w_binary", "w_topk"), "learns from hints alone, by the gaps at sampled tokens"),
 }
 
 
@@ -181,42 +176,17 @@ class TrainingSettings(Section):
         return said
 
     @model_validator(mode="after")
-    def _known_together(self) -> "TrainingSettings":
+    def _each_has_an_effect(self) -> "TrainingSettings":
         names, why = IDLE.get(self.method, ((), ""))
-        if idle := [name for name in names if getattr(self, name) != type(self).model_fields[name].default]:
-            raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
-        return self
-
-    @model_validator(mode="after")
-    def _hints_can_act(self) -> "TrainingSettings":
-        if self.w_topk and not self._can_diverge:
+        fields = type(self).model_fields
+        if idle := [name for name in names if getattr(self, name) not in (fields[name].default, 0)]:
             raise ValueError(
-                f"w_topk = {self.w_topk:g} adds the teacher's whole distribution to the gaps at sampled tokens, and "
-                f"method = {self.method!r}, teacher = {self.teacher!r} do not use both: leave it out, or take method = "
-                "'combined' and another teacher than 'engine'"
+                f"{', '.join(idle)}: no effect: method = {self.method!r} {why}. Leave them out, or take another method"
             )
-        if self.by_engine and self.method == "topk":
+        if self.by_engine and (self.divergence_weight or self.rehearsal_share or self.corrects):
             raise ValueError(
-                "teacher = 'engine' gives the log-probs of sampled tokens, and method = 'topk' needs those of the "
-                "teacher's likeliest: take 'opd' or 'combined', or another teacher"
-            )
-        if self.rehearsal_share and (self.weights[1] == 0 or self.by_engine):
-            raise ValueError(
-                f"rehearsal_share = {self.rehearsal_share:g} trains on past hints again, with the trainer as their "
-                f"teacher, and with method = {self.method!r}, teacher = {self.teacher!r} there "
-                "is none. Leave it out, or take another method or teacher"
-            )
-        if self.corrects and (self.weights[1] == 0 or self.by_engine):
-            raise ValueError(
-                f"cadence = 'correction' trains on each hint at once, with the trainer as its teacher, and with method "
-                f"= {self.method!r}, teacher = {self.teacher!r} there is none. Leave it out, "
-                "or take another method or teacher"
-            )
-        if self.refreshes and self.weights[1] == 0:
-            raise ValueError(
-                f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given anew teaches "
-                f"by its hint alone, and hints have no weight under method = {self.method!r}. Say late = 'record' and "
-                "answers_per_hint = 1, or take another method"
+                "teacher = 'engine' scores answers on their way to samples, token by token: method = 'topk', w_topk, "
+                "rehearsal_share and cadence = 'correction' need the trainer as teacher. Leave them out, or leave it"
             )
         return self
 
