@@ -171,10 +171,10 @@ async def work_on(
     from clawstream.stream.topics import replay_topics
 
     teacher = name_of(settings.teacher)
-    learns = learns_from(settings.training, settings.samples, settings.rewards)
+    learns = learns_from(settings.training, settings.rewards)
     grouped = settings.training.method == "stepwise"
     started, ended = await begin(
-        log, wanted, settings.judge, settings.samples, settings.rewards, learns=learns, grouped=grouped, teacher=teacher
+        log, wanted, settings.judge, settings.rewards, learns=learns, grouped=grouped, teacher=teacher
     )
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:

@@ -80,23 +80,6 @@ class Settings(BaseSettings):
     weights: WeightsSettings = WeightsSettings()
     monitor: MonitorSettings = MonitorSettings()
 
-    @model_validator(mode="after")
-    def _hints_alone_count_where_whole_distributions_are_held_against_each_other(self) -> "Settings":
-        method = self.training.method
-        if method == "topk" or self.samples.off_distribution != "hint_only":
-            return self
-        if self.training.weights[1] == 0:
-            why = f"hints have no weight under training.method = {method!r}"
-        else:
-            why = (
-                f"training.method = {method!r} weighs hints, whatever w_topk is, by log-probs of sampled tokens, and "
-                "such answers' tokens were drawn with other probabilities"
-            )
-        raise ValueError(
-            f"samples.off_distribution = 'hint_only' lets hints count where rewards don't, and {why}: say 'refuse' or "
-            "'gateway_override', or take training.method = 'topk'"
-        )
-
     @classmethod
     def settings_customise_sources(
         cls,

@@ -38,10 +38,10 @@ def usual_teacher(method: str, *, diverges: bool) -> Literal["contrast", "refere
 class SamplesSettings(Section):
     """What becomes a sample."""
 
-    off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
+    off_distribution: Literal["refuse", "gateway_override"] = Field(
         "refuse",
-        description="answers not sampled by the policy's own probabilities (top_p, penalties, a grammar): refuse gives "
-        "no sample, hint_only (method = topk) one without reward, and gateway_override samples by them all the same",
+        description="answers that a client wants sampled otherwise (top_p, penalties, a grammar): refuse gives no "
+        "sample, with method = topk one of the hint alone; gateway_override samples as if they didn't",
     )
     interrupted: bool = Field(
         False,

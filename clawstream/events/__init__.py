@@ -88,7 +88,6 @@ from clawstream.events.samples import (
     NOBODY,
     AnswerRefreshed,
     LearnsFrom,
-    OffDistribution,
     RefreshAsked,
     RefusalReason,
     RewardWeights,
