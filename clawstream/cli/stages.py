@@ -104,14 +104,14 @@ def samples(context: typer.Context) -> None:
     settings = _settings(context, "samples")
     hide_torch()
     from clawstream.events import RewardWeights
-    from clawstream.inference.judge_client import name_of, teaching
+    from clawstream.inference.judge_client import name_of_teacher, teaching
     from clawstream.rendering.renderer import PromptRenderer
     from clawstream.samples.joining import SampleRules, TeacherRule
     from clawstream.samples.stage import asking_stage, samples_stage
     from clawstream.stream.stage import HEARD_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    teacher = name_of(settings.teacher)
+    teacher = name_of_teacher(settings)
     asks = None if teacher is None else TeacherRule(teacher)
     rules = SampleRules(
         renderer,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -94,16 +94,6 @@ class Settings(BaseSettings):
             return (init_settings,)
         return _Environment(settings_cls), init_settings
 
-    @model_validator(mode="after")
-    def _an_engine_is_named_where_it_is_the_teacher(self) -> "Settings":
-        if (self.teacher.url is not None) != self.training.by_engine:
-            found = "not set" if self.teacher.url is None else "set"
-            raise ValueError(
-                f"teacher.url is {found} and training.teacher is {self.training.teacher!r}: 'engine' needs the "
-                "address in teacher.url, and no other teacher has one. Set both, or neither"
-            )
-        return self
-
     @property
     def keys_file(self) -> Path:
         """Where the keys of clients are kept."""
@@ -132,7 +122,7 @@ def load(path: Path | None) -> Settings:
 
 def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:
     """Return what set the value: a variable, which overrides the file, or the file."""
-    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)] if location else []
+    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)]
     if values.get("environment") is not False:
         for name in os.environ:
             if name.upper() in names:
@@ -175,8 +165,7 @@ def _problem(item: dict[str, object]) -> str:
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
     found = item.get("input")
     hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
-    where = f"{key}: " if key else ""  # no key: the error is about several keys
-    return f"{where}{item.get('msg')}" + ("" if hidden else f" (found {found!r})")
+    return f"{key}: {item.get('msg')}" + ("" if hidden else f" (found {found!r})")
 
 
 def dump(settings: Settings) -> str:

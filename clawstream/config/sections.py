@@ -13,7 +13,7 @@ _USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def _refuse_userinfo(name: str, url: str, key: str) -> None:
+def refuse_userinfo(name: str, url: str, key: str) -> None:
     """Raise ValueError for a user name or password in `url`: addresses are shown in pages, logs and events."""
     if _USERINFO.match(url):
         raise ValueError(
@@ -92,7 +92,7 @@ class EngineSettings(Section):
     @model_validator(mode="after")
     def _addresses_are_no_secrets(self) -> "EngineSettings":
         for number, url in enumerate(self.urls):
-            _refuse_userinfo(f"engine.urls[{number}]", url, "engine.api_key")
+            refuse_userinfo(f"engine.urls[{number}]", url, "engine.api_key")
         return self
 
 
@@ -163,7 +163,7 @@ class JudgeSettings(Section):
 
     @model_validator(mode="after")
     def _its_address_is_no_secret(self) -> "JudgeSettings":
-        _refuse_userinfo("judge.url", self.url or "", "judge.api_key")
+        refuse_userinfo("judge.url", self.url or "", "judge.api_key")
         return self
 
     @property
@@ -178,16 +178,10 @@ class JudgeSettings(Section):
 
 
 class TeacherSettings(Section):
-    """An engine that teaches in the trainer's place; it speaks SGLang's dialect and has the policy's tokenizer."""
+    """The engine at training.teacher, if any; it speaks SGLang's dialect and has the policy's tokenizer."""
 
-    url: str | None = Field(None, description='of the engine that weighs hints where training.teacher = "engine"')
     model: str = Field("teacher", description="the teacher's name on the log, beside its address")
     api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")
-
-    @model_validator(mode="after")
-    def _its_address_is_no_secret(self) -> "TeacherSettings":
-        _refuse_userinfo("teacher.url", self.url or "", "teacher.api_key")
-        return self
 
 
 class WeightsSettings(Section):
@@ -208,7 +202,7 @@ class WeightsSettings(Section):
 
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "WeightsSettings":
-        _refuse_userinfo("weights.url", self.url or "", "weights.api_key")
+        refuse_userinfo("weights.url", self.url or "", "weights.api_key")
         if self.url is not None and not self.url.startswith(("http://", "https://")):
             raise ValueError(f"weights.url is {self.url!r}, expected http://HOST:PORT")
         if self.url is not None and self.offer is not None:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clawstream.config.sections import Section
+from clawstream.config.sections import Section, refuse_userinfo
 
 RECIPE: Mapping[str, float | str] = {  # as in the original; its other settings are our defaults
     "kl": 0.0,
@@ -139,10 +139,12 @@ class TrainingSettings(Section):
         ge=1,
         description="passes over each batch; where not set 1, or 4 with cadence = 'correction'",
     )
-    teacher: Literal["contrast", "reference", "ema", "current", "engine"] | None = Field(
+    teacher: str | None = Field(
         None,
+        pattern=r"^(contrast|reference|ema|current|https?://\S+)$",
         description="who says, with the hint in its prompt, how an answer should have been: the base (contrast: less "
-        "what it says without), the policy's moving average, the policy, or teacher.url; none: contrast or reference",
+        "what it says without), the policy's moving average, the policy, or the engine at http://HOST:PORT; none: "
+        "contrast or reference",
     )
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
@@ -177,6 +179,7 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _each_has_an_effect(self) -> "TrainingSettings":
+        refuse_userinfo("training.teacher", self.teacher or "", "teacher.api_key")
         names, why = IDLE.get(self.method, ((), ""))
         fields = type(self).model_fields
         if idle := [name for name in names if getattr(self, name) not in (fields[name].default, 0)]:
@@ -185,7 +188,7 @@ class TrainingSettings(Section):
             )
         if self.by_engine and (self.divergence_weight or self.rehearsal_share or self.corrects):
             raise ValueError(
-                "teacher = 'engine' scores answers on their way to samples, token by token: method = 'topk', w_topk, "
+                "an engine as teacher scores answers on their way to samples, token by token: method = 'topk', w_topk, "
                 "rehearsal_share and cadence = 'correction' need the trainer as teacher. Leave them out, or leave it"
             )
         return self
@@ -196,7 +199,7 @@ class TrainingSettings(Section):
         return self.recipe == "openclaw-rl"
 
     @property
-    def taught_by(self) -> Literal["contrast", "reference", "ema", "current", "engine"]:
+    def taught_by(self) -> str:
         """The teacher: the one that is set, or the usual one."""
         return self.teacher or usual_teacher(self.method, diverges=self.divergence_weight > 0)
 
@@ -207,8 +210,8 @@ class TrainingSettings(Section):
 
     @property
     def by_engine(self) -> bool:
-        """Whether the teacher is an engine, at teacher.url."""
-        return self.teacher == "engine"
+        """Whether the teacher is an engine, at the address that `teacher` is."""
+        return self.teacher is not None and "://" in self.teacher
 
     @property
     def refreshes(self) -> bool:

@@ -136,7 +136,7 @@ def test_a_step_says_how_open_the_hints_were_that_it_rehearsed(base: Path) -> No
     assert found.open_nats == pytest.approx(sum(gaps) / len(gaps), abs=1e-4)
 
 
-@pytest.mark.parametrize("given", [{"method": "binary"}, {"method": "opd", "teacher": "engine"}])
+@pytest.mark.parametrize("given", [{"method": "binary"}, {"method": "opd", "teacher": "http://teacher"}])
 def test_nothing_is_rehearsed_where_no_hint_is_learned_from_or_an_engine_teaches(given: Mapping[str, str]) -> None:
     training = TrainingSettings.model_validate(given)
     assert (training.rehearsed_share, training.refreshes) == (0.0, False)

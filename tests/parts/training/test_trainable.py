@@ -137,7 +137,7 @@ def test_settings_that_a_plan_holds_whole_are_taken_again() -> None:
 
 @pytest.mark.parametrize(
     ("said", "weight"),
-    [({}, 1.0), ({"w_topk": 0.5}, 0.5), ({"method": "binary"}, None), ({"teacher": "engine"}, 0.0)],
+    [({}, 1.0), ({"w_topk": 0.5}, 0.5), ({"method": "binary"}, None), ({"teacher": "http://teacher"}, 0.0)],
     ids=str,
 )
 def test_a_plan_says_how_much_the_teacher_s_distribution_counts(said: dict[str, Any], weight: float | None) -> None:
