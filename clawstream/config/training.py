@@ -153,7 +153,7 @@ class TrainingSettings(Section):
         ge=0,
         description="where not set, 1e-5, or 1e-4 with lora_rank; 0: every version is the base, a control",
     )
-    trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
+    trainer: Literal["torch", "megatron"] = Field("torch", description="torch cuts by FSDP where processes > 1")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
     tensor_parallel: int = Field(
         1, ge=1, description="megatron: processes that share each matrix, and between matrices the tokens"
@@ -228,12 +228,10 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _cut_as_the_trainer_can(self) -> "TrainingSettings":
         cut = self.tensor_parallel * self.pipeline_parallel
-        if self.trainer == "torch" and self.processes > 1:
-            raise ValueError(f"trainer = 'torch' is one process, not {self.processes}. Take 'fsdp' or 'megatron'")
         if self.trainer != "megatron" and cut > 1:
             raise ValueError(
-                f"trainer = {self.trainer!r} cuts no matrices or layers: tensor_parallel and pipeline_parallel are "
-                "megatron's. Leave them out, or take 'megatron'"
+                "trainer = 'torch' cuts no matrices or layers: tensor_parallel and pipeline_parallel are megatron's. "
+                "Leave them out, or take 'megatron'"
             )
         if self.processes % cut:
             raise ValueError(
@@ -241,6 +239,11 @@ class TrainingSettings(Section):
                 "copy of the model needs so many"
             )
         return self
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process trains, without a team."""
+        return self.trainer == "torch" and self.processes == 1
 
     @property
     def weights(self) -> tuple[float, float]:
