@@ -116,7 +116,8 @@ def load(path: Path | None) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(f"{_origin(item['loc'], path, values)}{_problem(dict(item))}" for item in error.errors())
+        found = [item for item in error.errors() if item["type"] != "default_factory_not_called"]  # follows from others
+        problems = "; ".join(f"{_origin(item['loc'], path, values)}{_problem(dict(item))}" for item in found)
         raise ConfigError(f"{problems}. Nothing was started.") from error
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clawstream.config.sections import Section, refuse_userinfo
+from clawstream.config.sections import Address, Section
 
 RECIPE: Mapping[str, float | str] = {  # as in the original; its other settings are our defaults
     "kl": 0.0,
@@ -139,7 +139,7 @@ class TrainingSettings(Section):
         ge=1,
         description="passes over each batch; where not set 1, or 4 with cadence = 'correction'",
     )
-    teacher: str | None = Field(
+    teacher: Address | None = Field(
         None,
         pattern=r"^(contrast|reference|ema|current|https?://\S+)$",
         description="who says, with the hint in its prompt, how an answer should have been: the base (contrast: less "
@@ -179,7 +179,6 @@ class TrainingSettings(Section):
 
     @model_validator(mode="after")
     def _each_has_an_effect(self) -> "TrainingSettings":
-        refuse_userinfo("training.teacher", self.teacher or "", "teacher.api_key")
         names, why = IDLE.get(self.method, ((), ""))
         fields = type(self).model_fields
         if idle := [name for name in names if getattr(self, name) not in (fields[name].default, 0)]:
