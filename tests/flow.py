@@ -23,7 +23,6 @@ from clawstream.events import (
     HintAbsent,
     HintFound,
     LearnsFrom,
-    OffDistribution,
     Question,
     RefreshAsked,
     RewardWeights,
@@ -51,6 +50,8 @@ from clawstream.stream.stage import Record, Stage
 from clawstream.stream.topics import ANSWERS, EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS, VOTES
 from clawstream.turns.stage import turns_stage
 from tests.sessions import Letters
+
+HOWEVER_DRAWN = LearnsFrom(hints_off_distribution=True)  # by whole distributions
 
 T = TypeVar("T")
 
@@ -211,7 +212,6 @@ class Flow:
         judge: Oracle | None = None,
         settings: JudgeSettings | None = None,
         renderer: Renderer | None = None,
-        off_distribution: OffDistribution = OffDistribution.REFUSE,
         weights: RewardWeights = RewardWeights(),  # noqa: B008  # frozen
         teacher: Tutor | None = None,
         *,
@@ -226,7 +226,7 @@ class Flow:
         self.judge = judge or Oracle()
         settings = settings or JudgeSettings(votes=3)
         rules = SampleRules(
-            renderer or Letters(), off_distribution, weights,
+            renderer or Letters(), weights,
             judged=judged, grouped=grouped, interrupted=interrupted, learns=learns,
         )  # fmt: skip
         self._rules = rules

@@ -16,7 +16,7 @@ import typer
 import uvloop
 from rich.markup import escape
 
-from clawstream.config import RewardsSettings, SamplesSettings, Settings, TrainingSettings, load, quiet_transformers
+from clawstream.config import RewardsSettings, Settings, TrainingSettings, load, quiet_transformers
 from clawstream.errors import PartUnavailable
 from clawstream.events import policy_of_key
 
@@ -275,7 +275,7 @@ def _running(folder: Path, what: str, variable: str) -> str | None:
     return address_in(folder)
 
 
-def learns_from(training: TrainingSettings, samples: SamplesSettings, rewards: RewardsSettings) -> "LearnsFrom":
+def learns_from(training: TrainingSettings, rewards: RewardsSettings) -> "LearnsFrom":
     """Return what the trainer can use under these settings."""
     from clawstream.events import LearnsFrom
 
@@ -283,5 +283,5 @@ def learns_from(training: TrainingSettings, samples: SamplesSettings, rewards: R
     return LearnsFrom(
         verdicts=w_binary > 0 and rewards.judge > 0,
         hints=w_opd > 0,
-        hints_off_distribution=samples.off_distribution == "hint_only",
+        hints_off_distribution=training.method == "topk",
     )

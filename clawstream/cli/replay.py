@@ -162,7 +162,7 @@ async def work_on(
     settings: Settings, log: "KafkaLog", wanted: "ReplayRequest", *, num_workers: int, rate: float | None
 ) -> ReplayEnded:
     """Begin the replay, or find it begun, and return how it ended."""
-    from clawstream.inference.judge_client import name_of
+    from clawstream.inference.judge_client import name_of_teacher
     from clawstream.replay.processes import in_processes, prepare
     from clawstream.replay.registry import num_records
     from clawstream.replay.running import begin, work_through
@@ -170,11 +170,11 @@ async def work_on(
     from clawstream.stream.kafka import admin
     from clawstream.stream.topics import replay_topics
 
-    teacher = name_of(settings.teacher)
-    learns = learns_from(settings.training, settings.samples, settings.rewards)
+    teacher = name_of_teacher(settings)
+    learns = learns_from(settings.training, settings.rewards)
     grouped = settings.training.method == "stepwise"
     started, ended = await begin(
-        log, wanted, settings.judge, settings.samples, settings.rewards, learns=learns, grouped=grouped, teacher=teacher
+        log, wanted, settings.judge, settings.rewards, learns=learns, grouped=grouped, teacher=teacher
     )
     say = Console(stderr=True, highlight=False, soft_wrap=True).print
     if ended is not None:

@@ -75,7 +75,7 @@ def judging(context: typer.Context) -> None:
     from clawstream.judging.stage import judging_stage
     from clawstream.local.running import JudgeNotes
 
-    learns = learns_from(settings.training, settings.samples, settings.rewards)
+    learns = learns_from(settings.training, settings.rewards)
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with JudgeClient.open(settings.judge) as judge:
@@ -103,25 +103,24 @@ def samples(context: typer.Context) -> None:
     """Join turns, verdicts, hints and feedback into samples for the trainer: -> samples."""
     settings = _settings(context, "samples")
     hide_torch()
-    from clawstream.events import OffDistribution, RewardWeights
-    from clawstream.inference.judge_client import name_of, teaching
+    from clawstream.events import RewardWeights
+    from clawstream.inference.judge_client import name_of_teacher, teaching
     from clawstream.rendering.renderer import PromptRenderer
     from clawstream.samples.joining import SampleRules, TeacherRule
     from clawstream.samples.stage import asking_stage, samples_stage
     from clawstream.stream.stage import HEARD_MS
 
     renderer = PromptRenderer.of(settings.policy, settings.engine.base_policy)
-    teacher = name_of(settings.teacher)
+    teacher = name_of_teacher(settings)
     asks = None if teacher is None else TeacherRule(teacher)
     rules = SampleRules(
         renderer,
-        OffDistribution(settings.samples.off_distribution),
         RewardWeights(**settings.rewards.weights),
         judged=settings.judge.url is not None,
         asks=asks,
         grouped=settings.training.method == "stepwise",
         interrupted=settings.samples.interrupted,
-        learns=learns_from(settings.training, settings.samples, settings.rewards),
+        learns=learns_from(settings.training, settings.rewards),
     )
     stage = samples_stage(rules, retain_ms=HEARD_MS)
     if asks is None:

@@ -86,25 +86,8 @@ class Settings(BaseSettings):
     def _adapters_have_a_rank(cls, said: Any) -> Any:
         policy, training = said.get("policy"), said.get("training", {})
         if isinstance(policy, dict) and policy.get("adapters") == "by_key" and isinstance(training, dict):
-            return said | {"training": {"lora_rank": KEYS_RANK} | training}
+            return said | {"training": training | {"lora_rank": training.get("lora_rank") or KEYS_RANK}}
         return said
-
-    @model_validator(mode="after")
-    def _hints_alone_count_where_whole_distributions_are_held_against_each_other(self) -> "Settings":
-        method = self.training.method
-        if method == "topk" or self.samples.off_distribution != "hint_only":
-            return self
-        if self.training.weights[1] == 0:
-            why = f"hints have no weight under training.method = {method!r} with w_opd = {self.training.w_opd:g}"
-        else:
-            why = (
-                f"training.method = {method!r} weighs hints, whatever w_topk is, by log-probs of sampled tokens, and "
-                "such answers' tokens were drawn with other probabilities"
-            )
-        raise ValueError(
-            f"samples.off_distribution = 'hint_only' lets hints count where rewards don't, and {why}: say 'refuse' or "
-            "'gateway_override', or take training.method = 'topk'"
-        )
 
     @classmethod
     def settings_customise_sources(
@@ -119,16 +102,6 @@ class Settings(BaseSettings):
         if init_settings().get("environment") is False:
             return (init_settings,)
         return _Environment(settings_cls), init_settings
-
-    @model_validator(mode="after")
-    def _an_engine_is_named_where_it_is_the_teacher(self) -> "Settings":
-        if (self.teacher.url is not None) != self.training.by_engine:
-            found = "not set" if self.teacher.url is None else "set"
-            raise ValueError(
-                f"teacher.url is {found} and training.teacher is {self.training.teacher!r}: 'engine' needs the "
-                "address in teacher.url, and no other teacher has one. Set both, or neither"
-            )
-        return self
 
     def of_policy(self, policy_id: str) -> "Settings":
         """Return the settings of another policy on the same base; its versions have a folder of their own."""
@@ -156,13 +129,14 @@ def load(path: Path | None) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(f"{_origin(item['loc'], path, values)}{_problem(dict(item))}" for item in error.errors())
+        found = [item for item in error.errors() if item["type"] != "default_factory_not_called"]  # follows from others
+        problems = "; ".join(f"{_origin(item['loc'], path, values)}{_problem(dict(item))}" for item in found)
         raise ConfigError(f"{problems}. Nothing was started.") from error
 
 
 def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:
     """Return what set the value: a variable, which overrides the file, or the file."""
-    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)] if location else []
+    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)]
     if values.get("environment") is not False:
         for name in os.environ:
             if name.upper() in names:
@@ -205,8 +179,7 @@ def _problem(item: dict[str, object]) -> str:
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
     found = item.get("input")
     hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
-    where = f"{key}: " if key else ""  # no key: the error is about several keys
-    return f"{where}{item.get('msg')}" + ("" if hidden else f" (found {found!r})")
+    return f"{key}: {item.get('msg')}" + ("" if hidden else f" (found {found!r})")
 
 
 def dump(settings: Settings) -> str:

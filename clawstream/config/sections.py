@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from clawstream.errors import ConfigError
 
@@ -13,13 +13,26 @@ _USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def _refuse_userinfo(name: str, url: str, key: str) -> None:
-    """Raise ValueError for a user name or password in `url`: addresses are shown in pages, logs and events."""
+def _open_address(url: str) -> str:
     if _USERINFO.match(url):
         raise ValueError(
-            f"{name} holds a user name or a password, and addresses are shown in logs, pages and events: take it out "
-            f"of the address and set {key}"
+            "it holds a user name or a password, and addresses are shown in logs, pages and events: take it out and "
+            "set that server's api_key"
         )
+    return url
+
+
+def _own_key(key: SecretStr) -> SecretStr:
+    if key.get_secret_value() == EXAMPLE_KEY:
+        raise ValueError(
+            f"it is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set one of your own (in a variable: "
+            "CLAWSTREAM_GATEWAY__API_KEY, or SGLANG_API_KEY under Compose and launch)"
+        )
+    return key
+
+
+Address = Annotated[str, AfterValidator(_open_address)]
+Key = Annotated[SecretStr, AfterValidator(_own_key)]
 
 
 class Section(BaseModel):
@@ -72,7 +85,7 @@ class PostgresSettings(Section):
 class EngineSettings(Section):
     """The inference engine, and the policy that it serves."""
 
-    urls: tuple[str, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
+    urls: tuple[Address, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
     api_key: SecretStr | None = Field(None, description="the --api-key that the engines were started with, if any")
     model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
     port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
@@ -88,12 +101,6 @@ class EngineSettings(Section):
         if self.model_path is None:
             raise ConfigError("engine.model_path is not set: name the Hugging Face folder of the policy")
         return self.model_path
-
-    @model_validator(mode="after")
-    def _addresses_are_no_secrets(self) -> "EngineSettings":
-        for number, url in enumerate(self.urls):
-            _refuse_userinfo(f"engine.urls[{number}]", url, "engine.api_key")
-        return self
 
 
 class PolicySettings(Section):
@@ -126,7 +133,7 @@ class GatewaySettings(Section):
 
     host: str = Field("127.0.0.1", description="the address that it listens on; any but a loopback address needs a key")
     port: int = Field(30000, ge=0, le=65535, description="that it listens on; 0: any free one")
-    api_key: SecretStr | None = Field(None, description="a key named default; without keys only this machine is served")
+    api_key: Key | None = Field(None, description="a key named default; without keys only this machine is served")
     keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
     max_concurrent_per_key: int | None = Field(
         None, ge=1, description="requests in flight; none: a quarter of max_in_flight, or all of it for an only key"
@@ -151,18 +158,13 @@ class GatewaySettings(Section):
                 f"host {self.host} can be reached from outside: set gateway.api_key, or gateway.keys_file to a file "
                 "with a key in it (clawstream keys add NAME), or listen on 127.0.0.1"
             )
-        if self.api_key is not None and self.api_key.get_secret_value() == EXAMPLE_KEY:
-            raise ValueError(
-                f"api_key is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set one of your own "
-                "(gateway.api_key, CLAWSTREAM_GATEWAY__API_KEY, or SGLANG_API_KEY under Compose and launch)"
-            )
         return self
 
 
 class JudgeSettings(Section):
     """The judges: any OpenAI-compatible endpoint."""
 
-    url: str | None = Field(None, description="base URL ending in /v1; none: nothing is judged")
+    url: Address | None = Field(None, description="base URL ending in /v1; none: nothing is judged")
     model: str = Field("judge", description="the endpoint's name for the model; the log has it too")
     api_key: SecretStr | None = Field(None, description="of the endpoint, if it asks for one")
     votes: int = Field(3, ge=1, le=15, description="per question and turn")
@@ -170,11 +172,6 @@ class JudgeSettings(Section):
         None, ge=1, description="how many votes must offer a hint for one to count; none: a majority of votes"
     )
     max_tokens: int = Field(1024, ge=16, description="of a vote, its reasoning included")
-
-    @model_validator(mode="after")
-    def _its_address_is_no_secret(self) -> "JudgeSettings":
-        _refuse_userinfo("judge.url", self.url or "", "judge.api_key")
-        return self
 
     @property
     def needed(self) -> int:
@@ -188,16 +185,10 @@ class JudgeSettings(Section):
 
 
 class TeacherSettings(Section):
-    """An engine that teaches in the trainer's place; it speaks SGLang's dialect and has the policy's tokenizer."""
+    """The engine at training.teacher, if any; it speaks SGLang's dialect and has the policy's tokenizer."""
 
-    url: str | None = Field(None, description='of the engine that weighs hints where training.teacher = "engine"')
     model: str = Field("teacher", description="the teacher's name on the log, beside its address")
     api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")
-
-    @model_validator(mode="after")
-    def _its_address_is_no_secret(self) -> "TeacherSettings":
-        _refuse_userinfo("teacher.url", self.url or "", "teacher.api_key")
-        return self
 
 
 class WeightsSettings(Section):
@@ -209,25 +200,19 @@ class WeightsSettings(Section):
         description="HOST:PORT at which the trainer offers its versions' files; a host beyond this machine needs "
         "weights.api_key; none: engines read the trainer's disk",
     )
-    url: str | None = Field(
+    url: Address | None = Field(
         None,
+        pattern=r"^https?://",
         description="address at which a trainer elsewhere offers versions; `up` then starts no trainer; none: engines "
         "read the trainer's disk",
     )
-    api_key: SecretStr | None = Field(None, description="of the offer, the same on both machines")
+    api_key: Key | None = Field(None, description="of the offer, the same on both machines")
 
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "WeightsSettings":
-        _refuse_userinfo("weights.url", self.url or "", "weights.api_key")
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"weights.url is {self.url!r}, expected http://HOST:PORT")
         if self.url is not None and self.offer is not None:
             raise ValueError(
                 "weights.url says that the trainer is elsewhere, and weights.offer that it is here: name one"
-            )
-        if self.api_key is not None and self.api_key.get_secret_value() == EXAMPLE_KEY:
-            raise ValueError(
-                f"weights.api_key is {EXAMPLE_KEY!r}, as in the examples, which everybody knows: set another"
             )
         if self.offer and self.offer.rpartition(":")[0].strip("[]") not in LOOPBACK and self.api_key is None:
             raise ValueError(

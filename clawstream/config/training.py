@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from clawstream.config.sections import Section
+from clawstream.config.sections import Address, Section
 
 RECIPE: Mapping[str, float | str] = {  # as in the original; its other settings are our defaults
     "kl": 0.0,
@@ -18,17 +18,12 @@ FULL_RATE = 1e-5
 CORRECTION_EPOCHS = 4
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
 
+_OF_HINTS = ("w_opd", "w_topk", "teacher", "rehearsal_share", "cadence", "late", "answers_per_hint")
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
-    "topk": (
-        ("loss", "w_binary"),
-        "how advantages act, and method = 'topk' has none: it compares whole distributions",
-    ),
-    "stepwise": (
-        ("w_opd", "teacher"),
-        "how hints act, and method = 'stepwise' compares the attempts of a group",
-    ),
-    "binary": (("w_opd", "teacher"), "how hints act, and method = 'binary' learns from rewards alone"),
-    "opd": (("w_binary",), "how rewards act, and method = 'opd' learns from hints alone"),
+    "topk": (("loss", "w_binary", "w_topk"), "compares whole distributions, and has no advantages"),
+    "stepwise": (_OF_HINTS, "compares the attempts of a group, and learns from no hints"),
+    "binary": (_OF_HINTS, "learns from rewards alone"),
+    "opd": (("w_binary", "w_topk"), "learns from hints alone, by the gaps at sampled tokens"),
 }
 
 
@@ -43,10 +38,10 @@ def usual_teacher(method: str, *, diverges: bool) -> Literal["contrast", "refere
 class SamplesSettings(Section):
     """What becomes a sample."""
 
-    off_distribution: Literal["refuse", "hint_only", "gateway_override"] = Field(
+    off_distribution: Literal["refuse", "gateway_override"] = Field(
         "refuse",
-        description="answers not sampled by the policy's own probabilities (top_p, penalties, a grammar): refuse gives "
-        "no sample, hint_only (method = topk) one without reward, and gateway_override samples by them all the same",
+        description="answers that a client wants sampled otherwise (top_p, penalties, a grammar): refuse gives no "
+        "sample, with method = topk one of the hint alone; gateway_override samples as if they didn't",
     )
     interrupted: bool = Field(
         False,
@@ -125,8 +120,8 @@ class TrainingSettings(Section):
     loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
         "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
     )
-    w_binary: float = Field(1.0, ge=0, description="weight of the reward in an advantage; 0: rewards teach nothing")
-    w_opd: float = Field(1.0, ge=0, description="weight of the hint in an advantage; 0: hints teach nothing")
+    w_binary: float = Field(1.0, gt=0, description="weight of the reward in an advantage; without any: method = 'opd'")
+    w_opd: float = Field(1.0, gt=0, description="weight of the hint in an advantage; without any: method = 'binary'")
     w_topk: float | None = Field(
         None,
         ge=0,
@@ -144,10 +139,12 @@ class TrainingSettings(Section):
         ge=1,
         description="passes over each batch; where not set 1, or 4 with cadence = 'correction'",
     )
-    teacher: Literal["contrast", "reference", "ema", "current", "engine"] | None = Field(
+    teacher: Address | None = Field(
         None,
+        pattern=r"^(contrast|reference|ema|current|https?://\S+)$",
         description="who says, with the hint in its prompt, how an answer should have been: the base (contrast: less "
-        "what it says without), the policy's moving average, the policy, or teacher.url; none: contrast or reference",
+        "what it says without), the policy's moving average, the policy, or the engine at http://HOST:PORT; none: "
+        "contrast or reference",
     )
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
@@ -156,7 +153,7 @@ class TrainingSettings(Section):
         ge=0,
         description="where not set, 1e-5, or 1e-4 with lora_rank; 0: every version is the base, a control",
     )
-    trainer: Literal["torch", "fsdp", "megatron"] = Field("torch", description="torch is one process")
+    trainer: Literal["torch", "megatron"] = Field("torch", description="torch cuts by FSDP where processes > 1")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
     tensor_parallel: int = Field(
         1, ge=1, description="megatron: processes that share each matrix, and between matrices the tokens"
@@ -181,52 +178,17 @@ class TrainingSettings(Section):
         return said
 
     @model_validator(mode="after")
-    def _known_together(self) -> "TrainingSettings":
+    def _each_has_an_effect(self) -> "TrainingSettings":
         names, why = IDLE.get(self.method, ((), ""))
-        if idle := [name for name in names if getattr(self, name) != type(self).model_fields[name].default]:
-            raise ValueError(f"{', '.join(idle)}: these say {why}. Leave them out, or take another method")
-        if not any(self.weights):
+        fields = type(self).model_fields
+        if idle := [name for name in names if getattr(self, name) not in (fields[name].default, 0)]:
             raise ValueError(
-                f"w_binary = {self.w_binary:g}, w_opd = {self.w_opd:g} with method = {self.method!r}: nothing that it "
-                "learns from has a weight. Give it one above 0; learning_rate = 0 is how a policy stays as it is"
+                f"{', '.join(idle)}: no effect: method = {self.method!r} {why}. Leave them out, or take another method"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _hints_can_act(self) -> "TrainingSettings":
-        if self.w_topk and not self._can_diverge:
+        if self.by_engine and (self.divergence_weight or self.rehearsal_share or self.corrects):
             raise ValueError(
-                f"w_topk = {self.w_topk:g} adds the teacher's whole distribution to the gaps at sampled tokens, and "
-                f"method = {self.method!r}, teacher = {self.teacher!r}, w_opd = {self.w_opd:g} do not "
-                "use both: leave it out, or take method = 'combined', another teacher than 'engine' and w_opd above 0"
-            )
-        if self.by_engine and self.method == "topk":
-            raise ValueError(
-                "teacher = 'engine' gives the log-probs of sampled tokens, and method = 'topk' needs those of the "
-                "teacher's likeliest: take 'opd' or 'combined', or another teacher"
-            )
-        if self.by_engine and self.w_opd == 0:
-            raise ValueError(
-                "teacher = 'engine' weighs hints, and with w_opd = 0 they count nothing: leave it out, or take w_opd "
-                "above 0"
-            )
-        if self.rehearsal_share and (self.weights[1] == 0 or self.by_engine):
-            raise ValueError(
-                f"rehearsal_share = {self.rehearsal_share:g} trains on past hints again, with the trainer as their "
-                f"teacher, and with method = {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there "
-                "is none. Leave it out, or take another method or teacher"
-            )
-        if self.corrects and (self.weights[1] == 0 or self.by_engine):
-            raise ValueError(
-                f"cadence = 'correction' trains on each hint at once, with the trainer as its teacher, and with method "
-                f"= {self.method!r}, w_opd = {self.w_opd:g}, teacher = {self.teacher!r} there is none. Leave it out, "
-                "or take another method or teacher"
-            )
-        if self.refreshes and self.weights[1] == 0:
-            raise ValueError(
-                f"late is {self.late!r} and answers_per_hint is {self.answers_per_hint}: an answer given again teaches "
-                f"by its hint alone, and hints have no weight under method = {self.method!r} with w_opd = "
-                f"{self.w_opd:g}. Say late = 'record' and answers_per_hint = 1, or take another method"
+                "an engine as teacher scores answers on their way to samples, token by token: method = 'topk', w_topk, "
+                "rehearsal_share and cadence = 'correction' need the trainer as teacher. Leave them out, or leave it"
             )
         return self
 
@@ -236,7 +198,7 @@ class TrainingSettings(Section):
         return self.recipe == "openclaw-rl"
 
     @property
-    def taught_by(self) -> Literal["contrast", "reference", "ema", "current", "engine"]:
+    def taught_by(self) -> str:
         """The teacher: the one that is set, or the usual one."""
         return self.teacher or usual_teacher(self.method, diverges=self.divergence_weight > 0)
 
@@ -247,8 +209,8 @@ class TrainingSettings(Section):
 
     @property
     def by_engine(self) -> bool:
-        """Whether the teacher is an engine, at teacher.url."""
-        return self.teacher == "engine"
+        """Whether the teacher is an engine, at the address that `teacher` is."""
+        return self.teacher is not None and "://" in self.teacher
 
     @property
     def refreshes(self) -> bool:
@@ -265,12 +227,10 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _cut_as_the_trainer_can(self) -> "TrainingSettings":
         cut = self.tensor_parallel * self.pipeline_parallel
-        if self.trainer == "torch" and self.processes > 1:
-            raise ValueError(f"trainer = 'torch' is one process, not {self.processes}. Take 'fsdp' or 'megatron'")
         if self.trainer != "megatron" and cut > 1:
             raise ValueError(
-                f"trainer = {self.trainer!r} cuts no matrices or layers: tensor_parallel and pipeline_parallel are "
-                "megatron's. Leave them out, or take 'megatron'"
+                "trainer = 'torch' cuts no matrices or layers: tensor_parallel and pipeline_parallel are megatron's. "
+                "Leave them out, or take 'megatron'"
             )
         if self.processes % cut:
             raise ValueError(
@@ -278,6 +238,11 @@ class TrainingSettings(Section):
                 "copy of the model needs so many"
             )
         return self
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process trains, without a team."""
+        return self.trainer == "torch" and self.processes == 1
 
     @property
     def weights(self) -> tuple[float, float]:
@@ -304,7 +269,7 @@ class TrainingSettings(Section):
     @property
     def _can_diverge(self) -> bool:
         """Whether the teacher's whole distribution can count beside the gaps at the sampled tokens."""
-        return self.method == "combined" and not self.by_engine and self.w_opd > 0
+        return self.method == "combined" and not self.by_engine
 
     @property
     def asks_likeliest(self) -> bool:

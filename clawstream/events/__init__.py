@@ -91,7 +91,6 @@ from clawstream.events.samples import (
     NOBODY,
     AnswerRefreshed,
     LearnsFrom,
-    OffDistribution,
     RefreshAsked,
     RefusalReason,
     RewardWeights,

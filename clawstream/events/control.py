@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from clawstream.events.base import Event, PolicyEvent
-from clawstream.events.samples import EVERYTHING, LearnsFrom, OffDistribution, RewardWeights
+from clawstream.events.samples import EVERYTHING, LearnsFrom, RewardWeights
 
 
 class VotesFrom(StrEnum):
@@ -52,7 +52,6 @@ class ReplayStarted(ReplayEvent):
     quorum: int
     ranges: tuple[OffsetRange, ...]
     started_at_ms: int  # since the epoch, UTC
-    off_distribution: OffDistribution
     reward_weights: RewardWeights
     hint_quorum: int
     teacher: str | None = None  # the engine whose recorded log-probs weigh hints; None: the trainer computes them

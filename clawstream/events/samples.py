@@ -34,14 +34,6 @@ class RefusalReason(StrEnum):
     ANSWER_UNKNOWN = "answer_unknown"  # the feedback names an answer that is not in the session
 
 
-class OffDistribution(StrEnum):
-    """What becomes of an answer whose tokens were not drawn with the probabilities that the engine reported."""
-
-    REFUSE = "refuse"
-    HINT_ONLY = "hint_only"  # it becomes a sample without a reward
-    GATEWAY_OVERRIDE = "gateway_override"  # as `refuse`; the gateway also changes the sampling, so none comes about
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardWeights:
     """The weight of each source in a reward; 0: its scores are recorded, but do not count."""

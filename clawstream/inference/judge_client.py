@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from clawstream.config import JudgeSettings, Settings, TeacherSettings
+from clawstream.config import JudgeSettings, Settings
 from clawstream.conversation.history import num_equal
 from clawstream.errors import ClawstreamError, ConfigError, NotYet, TryLater
 from clawstream.inference.engine import (
@@ -136,9 +136,15 @@ def judge_name(model: str, url: str) -> str:
     return f"{model}@{parts.hostname}" + (f":{parts.port}" if parts.port is not None else "")
 
 
-def name_of(endpoint: JudgeSettings | TeacherSettings) -> str | None:
-    """Return how the log names the judge or teacher that is set; None: none is."""
-    return None if endpoint.url is None else judge_name(endpoint.model, endpoint.url)
+def name_of(judge: JudgeSettings) -> str | None:
+    """Return how the log names the judge that is set; None: none is."""
+    return None if judge.url is None else judge_name(judge.model, judge.url)
+
+
+def name_of_teacher(settings: Settings) -> str | None:
+    """Return how the log names the engine that teaches; None: the trainer does."""
+    url = settings.training.teacher if settings.training.by_engine else None
+    return None if url is None else judge_name(settings.teacher.model, url)
 
 
 def _failure(name: str, status: int, raw: bytes, retry_after: str | None) -> TryLater | JudgeRefused:
@@ -299,10 +305,10 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
 
     The teacher scores once its vocabulary is checked. If it is not the policy's, the block ends with ConfigError.
     """
-    teacher, engine = settings.teacher, settings.engine
-    assert teacher.url is not None, "settings with an engine for a teacher name it"
-    async with engine_session(teacher) as session, engine_session(engine) as of_policy:
-        asked = SglangEngine(session, teacher.url, control_s=TEACHER_CALL_TIMEOUT_S)
+    url, engine = settings.training.teacher, settings.engine
+    assert url is not None, "settings with an engine for a teacher name it"
+    async with engine_session(settings.teacher) as session, engine_session(engine) as of_policy:
+        asked = SglangEngine(session, url, control_s=TEACHER_CALL_TIMEOUT_S)
         students = [SglangEngine(of_policy, url, control_s=TEACHER_CALL_TIMEOUT_S) for url in engine.addresses]
         found = TeacherClient(asked, students, policy_id=settings.policy.id)
         try:
@@ -348,6 +354,6 @@ async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_
     if wrong is not None:
         raise ConfigError(
             f"teacher {teacher.url} has another vocabulary than the policy in {policy}: {wrong}. Its scores would "
-            "be of other words; nothing is started. Name a model with the policy's tokenizer in teacher.url, or set "
-            'training.teacher to another value than "engine"'
+            "be of other words; nothing is started. Name an engine with the policy's tokenizer in training.teacher, or "
+            "take another teacher"
         )

@@ -12,14 +12,13 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from clawstream.config import JudgeSettings, RewardsSettings, SamplesSettings
+from clawstream.config import JudgeSettings, RewardsSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     EVERYTHING,
     Event,
     ExchangeCompleted,
     LearnsFrom,
-    OffDistribution,
     ReplayEnded,
     ReplayStarted,
     RewardWeights,
@@ -62,7 +61,6 @@ async def begin(
     log: Log,
     wanted: ReplayRequest,
     judge: JudgeSettings,
-    samples: SamplesSettings,
     rewards: RewardsSettings,
     *,
     learns: LearnsFrom = EVERYTHING,
@@ -98,7 +96,6 @@ async def begin(
             scored=teacher is not None,
         ),
         started_at_ms=started_at_ms,
-        off_distribution=OffDistribution(samples.off_distribution),
         reward_weights=RewardWeights(**rewards.weights),
         hint_quorum=judge.needed_for_a_hint,
         teacher=teacher,

@@ -140,7 +140,7 @@ def hosted(
     section = judge_settings(settings.judge, started)
     asks = None if started.teacher is None else TeacherRule(started.teacher, waits=False)
     rules = SampleRules(
-        renderer, started.off_distribution, started.reward_weights, asks=asks,
+        renderer, started.reward_weights, asks=asks,
         judged=started.judged, grouped=started.grouped, interrupted=settings.samples.interrupted, learns=started.learns,
     )  # fmt: skip
     scored_by = [] if started.heuristic_function is None else [heuristic_named(started.heuristic_function)]

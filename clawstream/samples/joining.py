@@ -22,7 +22,6 @@ from clawstream.events import (
     HintFound,
     LearnsFrom,
     Mask,
-    OffDistribution,
     RefusalReason,
     RewardWeights,
     SampleAssembled,
@@ -66,11 +65,11 @@ class SampleRules(NamedTuple):
 
     `judged` False: feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of groups are
     trained on by their attempts' outcomes, and have samples even without a score of their own. `interrupted`: an answer
-    that its client cut off is trained on, as far as it was sent. `learns`: which sessions get a second look.
+    that its client cut off is trained on, as far as it was sent. `learns`: which sessions get a second look,
+    and whether a hint on an answer not drawn with the policy's own probabilities counts.
     """
 
     renderer: Renderer
-    off_distribution: OffDistribution = OffDistribution.REFUSE
     weights: RewardWeights = RewardWeights()
     judged: bool = True
     asks: TeacherRule | None = None
@@ -214,7 +213,7 @@ def _said(
     by_person = words is not None
     if answer.exchange.sampling.of_the_policy:
         return _SampleSignals(hint, by_person, parts, num_feedback, reward_of(parts, rules.weights), without_hint)
-    if hint is None or rules.off_distribution is not OffDistribution.HINT_ONLY:
+    if hint is None or not rules.learns.hints_off_distribution:
         return RefusalReason.OFF_DISTRIBUTION
     # A reward would weigh tokens by probabilities with which they were not drawn.
     return _SampleSignals(hint, by_person, parts._replace(judge=None), num_feedback, None, without_hint=False)

@@ -195,7 +195,7 @@ def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
     """
     with torch.device("meta"):  # names without numbers
         core = unread(folder)
-    instead = 'Nothing is trained. Take training.trainer = "torch", or a model of another family.'
+    instead = "Nothing is trained. Take training.processes = 1, or a model of another family."
     if not hasattr(core.get_decoder(), "layers"):
         raise ConfigError(f"{folder}: {type(core).__name__} has no decoder.layers, by which FSDP cuts it. {instead}")
     names = {name for name, _ in core.named_parameters()}

@@ -114,7 +114,7 @@ def call(state: dict[str, Any], method: str, args: Sequence[Any], options: Mappi
 
 def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
     options = load_options(settings, device)
-    if settings.trainer == "fsdp":
+    if settings.trainer == "torch":
         from clawstream.training.fsdp_model import FsdpModel
 
         return FsdpModel.load(base, **options)
@@ -315,7 +315,7 @@ def device_of(settings: TrainingSettings, named: str) -> str:
         if settings.trainer == "megatron":
             raise ConfigError(
                 'training.trainer = "megatron" needs a GPU for each of its processes, and torch sees none here. '
-                'Nothing is trained. Take "fsdp", which needs none.'
+                'Nothing is trained. Take "torch", which needs none.'
             )
         return "cpu"
     if settings.processes > torch.cuda.device_count():

@@ -136,14 +136,14 @@ def _ms_since(started_s: float) -> int:
 def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
     """Raise ConfigError where the base is quantized, or the settings' trainer can't train it on this machine."""
     refuse_quantized(base)
-    if training.trainer == "torch":
+    if training.is_alone:
         return
     device_of(training, _device())
     if training.trainer == "megatron":
         config = configuration(base)
         refuse_uneven(base, shape_of(base, config), sizes_of(training))
         frequencies(base, config)
-    if training.trainer == "fsdp":
+    else:
         from clawstream.training.fsdp_model import refuse_what_is_not_cut
 
         refuse_what_is_not_cut(base, adapter=training.lora_rank is not None)
@@ -151,7 +151,7 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
 
 def _start(base: Path, training: TrainingSettings) -> Trainer | Team:
     device = _device()
-    if training.trainer == "torch":
+    if training.is_alone:
         return Trainer(base, training, device=device)
     return Team(base, training, device=device_of(training, device))
 

@@ -292,6 +292,7 @@ def blended(run: Settings, own: Settings) -> Settings:
             "policy": _over(own.policy, run.policy, run.policy.model_fields_set - {"renderer", "enable_thinking"}),
             "engine": _over(own.engine, run.engine, run.engine.model_fields_set),
             "judge": run.judge if own.judge.url is None else own.judge,
+            "teacher": own.teacher,
             "training": _over(training, run.training, run.training.model_fields_set),
         }
     )

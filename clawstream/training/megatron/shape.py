@@ -90,11 +90,6 @@ def shape_of(folder: Path, config: Any) -> Shape:
 def refuse_uneven(folder: Path, shape: Shape, sizes: Sizes) -> None:
     """Raise ConfigError where the model can't be cut into pieces of these sizes."""
     tensor, pipeline = sizes.tensor, sizes.pipeline
-    if sizes.processes % (tensor * pipeline):
-        raise _refused(
-            folder, f"processes = {sizes.processes}",
-            f"a multiple of tensor_parallel * pipeline_parallel = {tensor * pipeline}",
-        )  # fmt: skip
     for name, found, parts in (
         ("num_attention_heads", shape.num_heads, tensor),
         ("intermediate_size", shape.inner_width, tensor),
@@ -141,5 +136,5 @@ def _windows(config: Any) -> tuple[int | None, ...]:
 def _refused(folder: Path, found: str, expected: str) -> ConfigError:
     return ConfigError(
         f"{folder}: {found}, where the Megatron trainer needs {expected}. Nothing is trained. Take another size or "
-        'model, or training.trainer = "torch" or "fsdp".'
+        'model, or training.trainer = "torch".'
     )

@@ -120,11 +120,12 @@ def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ('[engine]\nurls = ["http://a:1", "http://user:SECRET@b:1"]\n', "engine.api_key"),
-        ('[engine]\nurls = ["http://SECRET@b:1"]\n', "engine.api_key"),
-        ('[engine]\nurls = ["user:SECRET@b:1"]\n', "engine.api_key"),
-        ('[judge]\nurl = "https://user:SECRET@judge/v1"\n', "judge.api_key"),
-        ('[teacher]\nurl = "http://user:SECRET@teacher"\n', "teacher.api_key"),
+        ('[engine]\nurls = ["http://a:1", "http://user:SECRET@b:1"]\n', "engine.urls.1: "),
+        ('[engine]\nurls = ["http://SECRET@b:1"]\n', "engine.urls.0: "),
+        ('[engine]\nurls = ["user:SECRET@b:1"]\n', "engine.urls.0: "),
+        ('[judge]\nurl = "https://user:SECRET@judge/v1"\n', "judge.url: "),
+        ('[training]\nteacher = "http://user:SECRET@teacher"\n', "training.teacher: "),
+        ('[weights]\nurl = "http://user:SECRET@gpu:9000"\n', "weights.url: "),
         ('[engine]\nurls = "http://user:SECRET@b:1"\n', "engine.urls"),
         ('[judge]\nurl = ["http://user:SECRET@b:1"]\n', "judge.url"),
         ('[engine]\napi_key = ["SECRET"]\n', "engine.api_key"),
@@ -141,21 +142,11 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(tmp_path: Path, sett
     assert "SECRET" not in f"{refused.value} {refused.value.__cause__}"
 
 
-@pytest.mark.parametrize(
-    ("settings", "found"),
-    [
-        ('[teacher]\nurl = "http://teacher"\n', "teacher.url is set and training.teacher is None"),
-        ('[training]\nteacher = "engine"\n', "teacher.url is not set and training.teacher is 'engine'"),
-    ],
-)
-def test_an_engine_that_is_the_teacher_in_one_place_alone_is_refused(tmp_path: Path, settings: str, found: str) -> None:
+def test_a_teacher_is_named_or_has_an_address(tmp_path: Path) -> None:
     path = tmp_path / "clawstream.toml"
-    path.write_text(settings)
-
-    with pytest.raises(ConfigError, match=found) as refused:
+    path.write_text('[training]\nteacher = "engine"\n')
+    with pytest.raises(ConfigError, match=r"training.teacher: .*current.*http.*\(found 'engine'\)\. Nothing"):
         load(path)
-
-    assert str(refused.value).startswith(f"{path}: Value error, teacher.url")
 
 
 def test_an_address_whose_path_has_an_at_sign_is_one() -> None:
@@ -166,7 +157,7 @@ def test_the_settings_that_are_shipped_for_production_are_valid_once_their_key_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shipped = Path(__file__).parents[3] / "deploy" / "clawstream.toml"
-    with pytest.raises(ConfigError, match="api_key is 'change-me', as in the examples"):
+    with pytest.raises(ConfigError, match=r"gateway\.api_key: .*it is 'change-me', as in the examples"):
         load(shipped)
     monkeypatch.setenv("CLAWSTREAM_GATEWAY__API_KEY", "own")
     assert load(shipped).judge.needed == 2

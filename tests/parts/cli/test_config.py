@@ -20,9 +20,10 @@ def every_setting() -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
-# 80, and four that nothing else says: how much thinking counts that no judge saw (w_thinking), the original's losses in
-# one word (recipe), how many unseen answers keeping may cost (rehearsal_share), and when a step is taken (cadence).
-MOST = 85
+# 79, and five that nothing else says: how much thinking counts that no judge saw (w_thinking), the original's losses in
+# one word (recipe), how many unseen answers keeping may cost (rehearsal_share), when a step is taken (cadence), and who
+# learns together (adapters).
+MOST = 84
 SETTINGS = dict(every_setting())
 
 

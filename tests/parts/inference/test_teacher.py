@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tokenizers import Tokenizer
 
-from clawstream.config import EngineSettings, Settings, TeacherSettings
+from clawstream.config import EngineSettings, Settings
 from clawstream.errors import ConfigError, NotYet, TryLater
 from clawstream.inference import judge_client as teaching_module
 from clawstream.inference.engine import EngineRefused, ScoreRequest, ServerInfo
@@ -184,8 +184,7 @@ async def test_a_teacher_that_answers_late_may_begin_late_and_then_ends_what_ask
     settings = Settings(
         environment=False,
         engine=EngineSettings(urls=("http://engine",), model_path=policy),
-        teacher=TeacherSettings(url="http://teacher"),
-        training=with_settings(teacher="engine"),
+        training=with_settings(teacher="http://teacher"),
     )
     refusals: list[str] = []
 
@@ -209,7 +208,7 @@ async def test_a_teacher_with_other_ids_is_refused_whether_its_folder_can_be_rea
     other = with_another_vocabulary(policy, tmp_path / "other")
     there, elsewhere = Engine("default"), Engine("default")
     there.folder, elsewhere.tokenizer = other, Tokenizer.from_file(str(other / "tokenizer.json"))
-    with pytest.raises(ConfigError, match=r"token '[ab]' has id \d+, expected \d+.*teacher\.url, or set"):
+    with pytest.raises(ConfigError, match=r"token '[ab]' has id \d+, expected \d+.*training\.teacher, or take"):
         await refuse_another_vocabulary(there, policy, ())
     with pytest.raises(ConfigError, match=r"it gives \d+ for token \d+ of a text where the policy has \d+"):
         await refuse_another_vocabulary(elsewhere, policy, ())

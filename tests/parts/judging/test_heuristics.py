@@ -241,7 +241,7 @@ async def test_a_replay_has_the_past_scored_by_a_function_and_what_it_said_then_
         flow.run(conversation(["ask", "ask", "ask", "done"]))
         log = await written(flow, 3)
         rewards = SETTINGS.rewards.model_copy(update={"heuristic_function": "good"})
-        started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, rewards)
+        started, _ = await begin(log, wanted(), SETTINGS.judge, rewards)
         await work(log, started)
         samples = (await said(log, [own(SAMPLES)]))[own(SAMPLES)].values()
         return [one.heuristic_reward for one in samples if isinstance(one, SampleAssembled)]

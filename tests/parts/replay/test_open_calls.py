@@ -8,7 +8,6 @@ import pytest
 
 from clawstream.events import (
     Event,
-    OffDistribution,
     OffsetRange,
     Question,
     ReplayStarted,
@@ -93,7 +92,7 @@ async def replayed(log: MemoryLog, what: Stage[int, Call]) -> list[int]:
     started = ReplayStarted(
         replay="r", votes_from=VotesFrom.NEW, judge="j", prompt_version="1", session_id=None, num_votes=1, quorum=1,
         ranges=(OffsetRange(topic=toys.EXCHANGES, partition=0, first_offset=0, end_offset=end),), started_at_ms=0,
-        off_distribution=OffDistribution.REFUSE, reward_weights=RewardWeights(), hint_quorum=1,
+        reward_weights=RewardWeights(), hint_quorum=1,
     )  # fmt: skip
     async with asyncio.timeout(30):
         await ReplayWorker(started, log, lambda: [what], judging=what).run([0])

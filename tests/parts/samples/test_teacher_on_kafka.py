@@ -51,8 +51,8 @@ async def samples_command(
             data_dir=folder,
             kafka=kafka,
             engine=EngineSettings(urls=(url,), model_path=policy),
-            teacher=TeacherSettings(url=teacher_url, model="32b"),
-            training=with_settings(teacher="engine"),
+            teacher=TeacherSettings(model="32b"),
+            training=with_settings(teacher=teacher_url),
         )
         (folder / "settings.json").write_text(dump(settings))
         argv = [sys.executable, "-m", "clawstream", "--config", str(folder / "settings.json"), "samples"]

@@ -71,6 +71,13 @@ def test_what_a_method_has_no_use_for_does_not_keep_it_from_being_run(tmp_path: 
     assert settings_of(tmp_path, own, "binary").training.teacher is None
 
 
+def test_an_engine_of_theirs_teaches_under_its_name_and_with_its_key(tmp_path: Path) -> None:
+    engine = '[teacher]\nmodel = "32b"\napi_key = "k"\n[training]\nteacher = "http://teacher"'
+    own = own_of(OWN.replace("[training]", engine), tmp_path)
+    found = settings_of(tmp_path, own, "opd")
+    assert (found.training.by_engine, found.teacher) == (True, own.teacher)
+
+
 def test_without_a_judge_of_their_own_the_simulated_one_is_asked(tmp_path: Path) -> None:
     own = own_of(OWN.replace('url = "http://judge:8000/v1"\n', ""), tmp_path)
     assert settings_of(tmp_path, own).judge == settings_of(tmp_path, None).judge

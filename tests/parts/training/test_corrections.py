@@ -1,7 +1,6 @@
 """One correction at once: its own answers, a step of its own, and how far that step may go."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -278,14 +277,6 @@ def test_how_far_a_policy_moved_is_its_divergence_from_before_the_update() -> No
         after, known, torch.ones_like(after), torch.ones_like(after).bool(), objective=Objective(kl=0.0)
     )
     assert tally.moved_sum == pytest.approx(math.exp(0.5) - 1 - 0.5 + math.exp(-0.5) - 1 + 0.5)
-
-
-@pytest.mark.parametrize(
-    "given", [{"method": "binary"}, {"method": "stepwise"}, {"w_opd": 0.0}, {"method": "opd", "teacher": "engine"}]
-)
-def test_nothing_is_corrected_at_once_where_no_hint_is_learned_from(given: Mapping[str, object]) -> None:
-    with pytest.raises(ValueError, match="cadence = 'correction' trains on each hint at once"):
-        TrainingSettings.model_validate({**given, "cadence": "correction"})
 
 
 def test_a_correction_is_passed_over_four_times_unless_told_otherwise() -> None:

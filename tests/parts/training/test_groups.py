@@ -5,7 +5,6 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -288,12 +287,6 @@ def test_an_advantage_of_0_is_one(base: Path) -> None:
     trainer = Trainer(base, with_settings(method="stepwise", kl=0.1))
     update = trainer.update(on_policy(trainer, [tiny.sample("a", reward=None)]), version=1, seed=0, advantages=[0.0])
     assert update.loss.num_tokens == 7
-
-
-@pytest.mark.parametrize("said", [{"w_opd": 0.5}, {"teacher": "ema"}], ids=str)
-def test_what_acts_on_hints_alone_is_refused_beside_it(said: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(said))}: these say how hints act"):
-        TrainingSettings(method="stepwise", **said)
 
 
 def test_a_wait_that_ends_before_judges_or_after_attempts_are_forgotten_is_refused() -> None:

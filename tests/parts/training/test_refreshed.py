@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
-from clawstream.config import TrainingSettings
 from clawstream.events import NOBODY, BatchPlanned, RefreshAsked, SampleAssembled, Sampling
 from clawstream.training.batches.choosing import Arrival
 from clawstream.training.batches.planning import Batcher, DropReason
@@ -261,14 +259,3 @@ async def test_a_late_sample_with_a_hint_is_asked_for_where_the_settings_say_so_
         assert one.asked_at_ms in [
             record.timestamp_ms for record in await toys.read(log, "clawstream.samples.v1") if record.event == revised
         ]
-
-
-@pytest.mark.parametrize("method", ["binary", "combined", "stepwise"])
-@pytest.mark.parametrize("wanted", [{"late": "refresh"}, {"answers_per_hint": 2}])
-def test_answers_that_only_a_hint_could_score_are_refused_where_hints_have_no_weight(
-    method: Any, wanted: dict[str, Any]
-) -> None:
-    w_opd = {"w_opd": 0.0} if method == "combined" else {}
-    with pytest.raises(ValidationError, match=r"teaches by its hint alone, and hints have no weight under method"):
-        TrainingSettings(**wanted, **w_opd, method=method)
-    assert TrainingSettings(**wanted).refreshes

@@ -8,7 +8,6 @@ import pytest
 from clawstream.errors import ConfigError
 from clawstream.events import (
     BatchPlanned,
-    OffDistribution,
     ReplayStarted,
     RewardWeights,
     SamplesPromoted,
@@ -29,7 +28,7 @@ from tests.parts.training.test_loop import settings, trained_until
 def started(*, grouped: bool) -> ReplayStarted:
     return ReplayStarted(
         replay="again", votes_from=VotesFrom.LOG, judge=None, prompt_version=None, session_id=None, num_votes=3,
-        quorum=2, ranges=(), started_at_ms=0, off_distribution=OffDistribution.REFUSE, reward_weights=RewardWeights(),
+        quorum=2, ranges=(), started_at_ms=0, reward_weights=RewardWeights(),
         hint_quorum=2, grouped=grouped,
     )  # fmt: skip
 

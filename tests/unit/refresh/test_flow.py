@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from clawstream.config import JudgeSettings
 from clawstream.events import (
+    EVERYTHING,
     AnswerRefreshed,
     Event,
     ExchangeCompleted,
     FinishReason,
     HintFound,
-    OffDistribution,
+    LearnsFrom,
     RefusalReason,
     SampleAssembled,
     SampleRefused,
@@ -33,7 +34,7 @@ from clawstream.samples.session import JoiningState as State
 from clawstream.stream.topics import ANSWERS, SAMPLES
 from tests.examples import examples
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
-from tests.flow import Flow, Oracle, Tutor, now
+from tests.flow import HOWEVER_DRAWN, Flow, Oracle, Tutor, now
 from tests.sessions import Letters, Session, assistant, user
 from tests.unit.refresh.anew import HINT, Anew, of_anew, too_late
 from tests.unit.samples.test_feedback import THUMBS, asked_twice, rated
@@ -183,25 +184,25 @@ def test_an_answer_that_the_rules_do_not_let_be_trained_on_any_more_is_refused_f
         replace(event, sampling=replace(event.sampling, top_k=1)) if isinstance(event, ExchangeCompleted) else event
         for event in asked_twice()
     ]
-    before = Flow(Oracle(HINT), anew=Anew(), off_distribution=OffDistribution.HINT_ONLY, answers_per_hint=2).run(cold)
+    before = Flow(Oracle(HINT), anew=Anew(), learns=HOWEVER_DRAWN, answers_per_hint=2).run(cold)
     [given_] = before.of(AnswerRefreshed)
-    flow = Flow(Oracle(HINT), off_distribution=OffDistribution.REFUSE)
+    flow = Flow(Oracle(HINT))
     flow.run([*cold, given_, given_])
     refused = [one.reason for one in flow.log.of(SampleRefused) if one.refreshed_id == given_.event_id]
     assert refused == [RefusalReason.OFF_DISTRIBUTION]
 
 
-@pytest.mark.parametrize(("off", "num"), [(OffDistribution.REFUSE, 0), (OffDistribution.HINT_ONLY, 1)])
+@pytest.mark.parametrize(("learns", "num"), [(EVERYTHING, 0), (HOWEVER_DRAWN, 1)])
 @pytest.mark.parametrize("greedy", [{"temperature": 0.0}, {"top_k": 1}])
 def test_greedy_answers_are_answered_anew_only_where_their_hints_count_and_once(
-    greedy: dict[str, Any], off: OffDistribution, num: int
+    greedy: dict[str, Any], learns: LearnsFrom, num: int
 ) -> None:
     cold = [
         replace(event, sampling=replace(event.sampling, **greedy)) if isinstance(event, ExchangeCompleted) else event
         for event in asked_twice()
     ]
     anew = Anew()
-    log = Flow(Oracle(HINT), anew=anew, off_distribution=off, answers_per_hint=3).run(cold)
+    log = Flow(Oracle(HINT), anew=anew, learns=learns, answers_per_hint=3).run(cold)
     assert len(anew.asked) == len(of_anew(log.of(SampleAssembled))) == num
 
 

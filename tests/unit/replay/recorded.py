@@ -67,7 +67,7 @@ async def replayed(
     settings: JudgeSettings | None = None,
 ) -> ReplayEnded:
     """Start a replay and work it through."""
-    sections = (settings or SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    sections = (settings or SETTINGS.judge, SETTINGS.rewards)
     started, ended = await begin(log, what or wanted(), *sections, teacher=teacher, grouped=grouped)
     assert ended is None
     return await work_through(log, started, lambda begun: work(log, begun, workers=workers, judge=judge))

@@ -59,9 +59,9 @@ async def test_a_replay_keeps_the_weights_and_the_method_that_it_began_with() ->
     log = await written(run_through(asked_twice(after=[(0, 1.0)]), 0, Oracle(BAD)), 1)
     then = SETTINGS.rewards.model_copy(update={"person": 0.25})
     learns = LearnsFrom(hints=False)
-    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, then, learns=learns)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, then, learns=learns)
     assert (started.reward_weights, started.learns) == (RewardWeights(person=0.25), learns)
-    assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards))[0] == started
+    assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards))[0] == started
     await work(log, started)
     [sample] = [one for one in (await said(log, [AGAIN]))[AGAIN].values() if isinstance(one, SampleAssembled)]
     assert sample.total_reward == 0.25

@@ -102,7 +102,7 @@ async def test_a_replay_under_another_method_settles_nothing_and_one_keeps_the_m
     log = await written(flow, partitions=1)
     await replayed(log)
     assert await settlements(log) == []
-    begun, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards, grouped=True)
+    begun, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards, grouped=True)
     assert not begun.grouped
 
 

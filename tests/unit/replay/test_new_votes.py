@@ -53,7 +53,7 @@ async def test_another_judge_gives_what_it_would_have_given_live() -> None:
 
 async def test_a_killed_replay_asks_for_no_vote_twice_and_keeps_to_those_it_has() -> None:
     log = await written(run_through(people(), 1), 3)
-    started, _ = await begin(log, NEW, SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    started, _ = await begin(log, NEW, SETTINGS.judge, SETTINGS.rewards)
     with pytest.raises(BaseExceptionGroup):
         await work(log, started, judge=Fickle(patience=20))
     first = (await said(log, [own(VOTES, "new")]))[own(VOTES, "new")]
@@ -97,7 +97,7 @@ async def test_a_pointer_goes_forth_and_back() -> None:
         await promote(log, "one", policy_id="policy", now_ms=1)
     await replayed(log, wanted("one"))
     await replayed(log, wanted("two"))
-    await begin(log, wanted("three"), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    await begin(log, wanted("three"), SETTINGS.judge, SETTINGS.rewards)
     with pytest.raises(ConfigError, match="has not ended"):
         await promote(log, "three", policy_id="policy", now_ms=1)
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clawstream.config import JudgeSettings, SamplesSettings
+from clawstream.config import JudgeSettings
 from clawstream.errors import ConfigError
 from clawstream.events import (
     Event,
     ExchangeCompleted,
-    OffDistribution,
+    LearnsFrom,
     RefusalReason,
     ReplayStarted,
     RewardWeights,
@@ -91,7 +91,7 @@ def test_each_judge_that_voted_has_verdicts_and_samples_of_its_own(moves: list[l
 async def test_ends_are_frozen_while_producers_go_on_and_live_topics_and_groups_stay_as_they_are() -> None:
     flow = run_through(people([["ask"] * 4, ["ask"] * 3]), 1)
     log = await written(flow, 3)
-    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards)
     late = run_through(conversation(["ask"] * 4, "late"), 2)
     await log.write([Outgoing(record.event) for topic in (EXCHANGES, VOTES) for record in late.log.topics[topic]])
     live = log.broker.places(topic for topic in event_topics() if topic != CONTROL)
@@ -112,13 +112,13 @@ async def test_a_replay_that_was_killed_is_begun_again_under_its_name_and_says_t
     flow = run_through(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
     calm = await replayed(await written(flow, 3))
     log = await written(flow, 3)
-    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards)
     await work(log, replace(started, ranges=tuple(replace(r, end_offset=r.end_offset // 2) for r in started.ranges)))
     await log.write(
         [Outgoing(record.event) for record in run_through(conversation(["ask"] * 3, "late"), 2).log.topics[VOTES]]
     )
 
-    again, ended = await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+    again, ended = await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards)
     assert (again, ended) == (started, None)
     samples = [await work(log, again) for _ in range(2)]
     assert samples[0] == samples[1]
@@ -128,11 +128,11 @@ async def test_a_replay_that_was_killed_is_begun_again_under_its_name_and_says_t
 
 
 @pytest.mark.parametrize(
-    ("rule", "refused"),
-    [(OffDistribution.REFUSE, True), (OffDistribution.HINT_ONLY, False)],
+    ("learns", "refused"),
+    [(LearnsFrom(), True), (LearnsFrom(hints_off_distribution=True), False)],
 )
 async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began(
-    rule: OffDistribution, refused: bool
+    learns: LearnsFrom, refused: bool
 ) -> None:
     flow = run_through(people([["ask"] * 6, ["ask"] * 6, ["ask"] * 3]), 3)
     flow.log.topics[EXCHANGES] = [
@@ -141,9 +141,7 @@ async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began
         if isinstance(record.event, ExchangeCompleted)
     ]
     log = await written(flow, 3)
-    began_with = SamplesSettings(off_distribution=rule.value)
-    started, _ = await begin(log, wanted(), SETTINGS.judge, began_with, SETTINGS.rewards)
-    assert started.off_distribution is rule
+    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards, learns=learns)
     await work(log, started)
     samples = (await said(log, [own(SAMPLES)]))[own(SAMPLES)].values()
     reasons = {event.reason for event in samples if isinstance(event, SampleRefused)}
@@ -165,11 +163,11 @@ async def test_a_session_is_replayed_alone() -> None:
 async def test_a_name_is_one_replay_and_its_end_is_on_record() -> None:
     log = await written(run_through(people([["ask"] * 3]), 5), 1)
     ended = await replayed(log)
-    assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards))[1] == ended
+    assert (await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards))[1] == ended
     with pytest.raises(ConfigError, match="was begun with judge None, not somebody"):
-        await begin(log, wanted(judge="somebody"), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+        await begin(log, wanted(judge="somebody"), SETTINGS.judge, SETTINGS.rewards)
     with pytest.raises(ConfigError, match="can't be named"):
-        await begin(log, wanted("../x"), SETTINGS.judge, SETTINGS.samples, SETTINGS.rewards)
+        await begin(log, wanted("../x"), SETTINGS.judge, SETTINGS.rewards)
     assert list((await Registry.read(log)).ended) == ["again"]
 
 
@@ -191,7 +189,7 @@ def _started(sizes: list[int]) -> ReplayStarted:
     )
     return ReplayStarted(
         replay="r", votes_from=VotesFrom.LOG, judge=None, prompt_version=None, session_id=None, num_votes=3, quorum=2,
-        ranges=ranges, started_at_ms=0, off_distribution=OffDistribution.REFUSE, reward_weights=RewardWeights(),
+        ranges=ranges, started_at_ms=0, reward_weights=RewardWeights(),
         hint_quorum=2,
     )  # fmt: skip
 

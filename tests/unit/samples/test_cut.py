@@ -10,12 +10,13 @@ from hypothesis import given
 from clawstream.conversation.floor import mask
 from clawstream.conversation.messages import LOOP_TOKENS
 from clawstream.events import (
+    EVERYTHING,
     NOBODY,
     AnswerRefreshed,
     Event,
     ExchangeCompleted,
     FinishReason,
-    OffDistribution,
+    LearnsFrom,
     RefusalReason,
     RewardWeights,
     SampleAssembled,
@@ -23,7 +24,7 @@ from clawstream.events import (
     VoteCast,
 )
 from tests.examples import examples
-from tests.flow import Flow, Oracle
+from tests.flow import HOWEVER_DRAWN, Flow, Oracle
 from tests.sessions import Session, assistant, user
 from tests.unit.refresh.anew import HINT, Anew, of_anew
 from tests.unit.samples.test_feedback import BAD, newest
@@ -104,17 +105,15 @@ def test_thinking_alone_and_a_loop_are_trained_on_where_they_were_cut(text: str)
     assert mask(replace(cut, output_ids=(), output_logprobs=())) is RefusalReason.EMPTY_ANSWER
 
 
-@pytest.mark.parametrize(
-    ("rule", "reasons"), [(OffDistribution.REFUSE, [RefusalReason.OFF_DISTRIBUTION]), (OffDistribution.HINT_ONLY, [])]
-)
+@pytest.mark.parametrize(("learns", "reasons"), [(EVERYTHING, [RefusalReason.OFF_DISTRIBUTION]), (HOWEVER_DRAWN, [])])
 def test_one_that_was_not_drawn_by_the_policy_s_probabilities_is_no_reward(
-    rule: OffDistribution, reasons: list[RefusalReason]
+    learns: LearnsFrom, reasons: list[RefusalReason]
 ) -> None:
     events = [
         replace(event, sampling=replace(event.sampling, top_p=0.5)) if isinstance(event, ExchangeCompleted) else event
         for event in told()
     ]
-    log = Flow(Oracle(HINT), off_distribution=rule).run(events)
+    log = Flow(Oracle(HINT), learns=learns).run(events)
     assert [one.reason for one in log.of(SampleRefused)] == reasons
     assert [(one.reward, one.cut) for one in log.of(SampleAssembled)] == [(None, False)] * (not reasons)
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UnusableEvent
 from clawstream.events import (
+    EVERYTHING,
     NOBODY,
     Event,
     ExchangeCompleted,
     FeedbackGiven,
     FeedbackSource,
-    OffDistribution,
+    LearnsFrom,
     Question,
     RefusalReason,
     RewardWeights,
@@ -28,7 +29,7 @@ from clawstream.samples.session import MAX_UNPLACED, PAST_LIVES, Opinions, Parts
 from clawstream.samples.session import JoiningState as State
 from clawstream.stream.topics import FEEDBACK, SAMPLES
 from tests.examples import examples
-from tests.flow import Flow, Log, Oracle
+from tests.flow import HOWEVER_DRAWN, Flow, Log, Oracle
 from tests.sessions import Letters, Session, assistant, user
 from tests.unit.samples.test_flow import GOOD, MOVES, SEEDS, UNDECIDED, conversation
 
@@ -286,12 +287,12 @@ def test_a_score_that_is_none_is_set_aside(score: float) -> None:
         heard(Opinions(), thumb("t", score, "f"))
 
 
-@pytest.mark.parametrize("rule", list(OffDistribution))
-def test_off_the_policys_distribution_a_thumb_is_no_reward(rule: OffDistribution) -> None:
+@pytest.mark.parametrize("learns", [EVERYTHING, HOWEVER_DRAWN])
+def test_off_the_policys_distribution_a_thumb_is_no_reward(learns: LearnsFrom) -> None:
     events = [
         replace(event, sampling=replace(event.sampling, temperature=0.0))
         if isinstance(event, ExchangeCompleted)
         else event
         for event in asked_twice(after=[(0, 1.0)])
     ]
-    assert Flow(Oracle(UNDECIDED), off_distribution=rule).run(events).of(SampleAssembled) == []
+    assert Flow(Oracle(UNDECIDED), learns=learns).run(events).of(SampleAssembled) == []

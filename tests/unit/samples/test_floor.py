@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from clawstream.cli.process import learns_from
-from clawstream.config import RewardsSettings, SamplesSettings, TrainingSettings
+from clawstream.config import RewardsSettings, TrainingSettings
 from clawstream.conversation.floor import SecondLook, SecondLooks, Teaches, second_looks
 from clawstream.conversation.history import REMEMBERED_OVER, SettledTurns, buried, marked
 from clawstream.events import (
@@ -155,25 +155,20 @@ def test_an_answer_that_gives_no_sample_leaves_the_look_to_another_turn() -> Non
 
 
 @pytest.mark.parametrize(
-    ("training", "samples", "rewards", "learns"),
+    ("training", "rewards", "learns"),
     [
-        ({}, {}, {}, LearnsFrom()),
-        ({"method": "binary"}, {}, {}, LearnsFrom(hints=False)),
-        ({"method": "opd"}, {}, {}, LearnsFrom(verdicts=False)),
-        ({"method": "stepwise"}, {}, {}, LearnsFrom(hints=False)),
-        ({"w_opd": 0.0}, {}, {"judge": 0.0}, LearnsFrom(verdicts=False, hints=False)),
-        (
-            {"method": "topk"},
-            {"off_distribution": "hint_only"},
-            {},
-            LearnsFrom(verdicts=False, hints_off_distribution=True),
-        ),
+        ({}, {}, LearnsFrom()),
+        ({"method": "binary"}, {}, LearnsFrom(hints=False)),
+        ({"method": "opd"}, {}, LearnsFrom(verdicts=False)),
+        ({"method": "stepwise"}, {}, LearnsFrom(hints=False)),
+        ({"method": "binary"}, {"judge": 0.0}, LearnsFrom(verdicts=False, hints=False)),
+        ({"method": "topk"}, {}, LearnsFrom(verdicts=False, hints_off_distribution=True)),
     ],
 )
 def test_the_settings_say_what_can_be_learned_from(
-    training: dict[str, Any], samples: dict[str, Any], rewards: dict[str, Any], learns: LearnsFrom
+    training: dict[str, Any], rewards: dict[str, Any], learns: LearnsFrom
 ) -> None:
-    found = learns_from(TrainingSettings(**training), SamplesSettings(**samples), RewardsSettings(**rewards))
+    found = learns_from(TrainingSettings(**training), RewardsSettings(**rewards))
     assert found == learns
 
 

@@ -13,7 +13,6 @@ from clawstream.events import (
     ExchangeCompleted,
     FeedbackSource,
     HintFound,
-    OffDistribution,
     Question,
     RefusalReason,
     SampleAssembled,
@@ -29,7 +28,7 @@ from clawstream.samples.joining import SampleRules, TeacherRule, observe
 from clawstream.samples.session import JoiningState as State
 from clawstream.stream.topics import EXCHANGES, FEEDBACK, HINTS, SAMPLES, TURNS, VERDICTS
 from tests.examples import examples
-from tests.flow import Flow, Log, Oracle, Tutor
+from tests.flow import HOWEVER_DRAWN, Flow, Log, Oracle, Tutor
 from tests.sessions import Letters, Session, assistant, user
 from tests.unit.samples.test_feedback import THUMBS, rated
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation, nothing_left
@@ -242,7 +241,7 @@ def test_an_answer_whose_hint_alone_may_count_is_refused_where_that_is_not_score
     session = one_turn()
     greedy = Sampling(temperature=0.0, top_p=1.0, top_k=None, max_tokens=64, seed=None, stop=())
     events = [replace(event, sampling=greedy) for event in session.written]  # type: ignore[call-arg]
-    flow = Flow(judge(1), off_distribution=OffDistribution.HINT_ONLY, teacher=Tutor(too_long=1))
+    flow = Flow(judge(1), learns=HOWEVER_DRAWN, teacher=Tutor(too_long=1))
     log = flow.run(events)
     assert [refused.reason for refused in log.of(SampleRefused)] == [RefusalReason.HINT_UNSCORED]
     assert log.of(SampleAssembled) == []

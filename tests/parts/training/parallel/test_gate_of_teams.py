@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half 
 
 GATING = "tests.parts.training.parallel.gating"
 MEMBER = "clawstream.training.processes"
-FSDP = {"trainer": "fsdp", "processes": 2}
+FSDP = {"processes": 2}
 MEGATRON = {"trainer": "megatron", "processes": 2}
 TENSOR = MEGATRON | {"tensor_parallel": 2}
 PIPELINE = MEGATRON | {"pipeline_parallel": 2}

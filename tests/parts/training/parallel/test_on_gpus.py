@@ -31,7 +31,7 @@ pytestmark = [
 def trained_by(base: Path, changes: dict[str, object]) -> Iterator[Trainer | Team]:
     """One process' trainer, or a team with a GPU for each of its processes."""
     settings = settings_of(changes)
-    if settings.trainer == "torch":
+    if settings.is_alone:
         yield Trainer(base, settings, device=DEVICE)
         return
     if DEVICE == "cuda" and torch.cuda.device_count() < settings.processes:
