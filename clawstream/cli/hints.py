@@ -1,6 +1,7 @@
 """`clawstream hints`: what the policy was taught and holds on to, and what it is to let go of."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +17,9 @@ from clawstream.errors import OperatorError
 from clawstream.stream.stage import now_ms
 
 if TYPE_CHECKING:
+    from clawstream.events import PolicyEvent
     from clawstream.stream.kafka.kafka_log import KafkaLog
-    from clawstream.training.batches.memory import HeldHint
+    from clawstream.training.batches.memory import HeldHint, HintMemory
 
 hints = typer.Typer(name="hints", help="What the policy was taught and holds on to.", no_args_is_help=True)
 ID_CHARACTERS = 8  # of an id in the table: enough to name one of a few hundred hints
@@ -71,19 +73,27 @@ def retire(
 
 
 async def _held(settings: Settings, log: "KafkaLog") -> "tuple[HeldHint, ...]":
-    from clawstream.events import HintHeld, HintRetired, StepTaken
     from clawstream.stream import topics
     from clawstream.stream.log import policy_events
+
+    policy_id = settings.policy.id
+    said = await policy_events(log, topics.MEMORY, policy_id)
+    return memory_of(policy_id, said, await policy_events(log, topics.POLICY, policy_id)).held
+
+
+def memory_of(policy_id: str, said: "Iterable[PolicyEvent]", taken: "Iterable[PolicyEvent]") -> "HintMemory":
+    """Return what a policy holds on to, by the events of the memory topic and of the policy topic."""
+    from clawstream.events import HintHeld, HintRetired, StepTaken
     from clawstream.training.batches.memory import HintMemory
 
     memory = HintMemory()
-    for event in await policy_events(log, topics.MEMORY, settings.policy.id):
-        if isinstance(event, HintHeld | HintRetired):
+    for event in said:
+        if event.policy_id == policy_id and isinstance(event, HintHeld | HintRetired):
             memory.learn(event)
-    for event in await policy_events(log, topics.POLICY, settings.policy.id):
-        if isinstance(event, StepTaken):
+    for event in taken:
+        if event.policy_id == policy_id and isinstance(event, StepTaken):
             memory.note(event.rehearsed)
-    return memory.held
+    return memory
 
 
 def _settings(context: typer.Context, key: str | None) -> Settings:

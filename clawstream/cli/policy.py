@@ -18,7 +18,7 @@ from clawstream.errors import OperatorError
 from clawstream.stream.stage import now_ms
 
 if TYPE_CHECKING:
-    from clawstream.events import PolicyEvent, RollbackAsked, VersionPinned
+    from clawstream.events import HintHeld, PolicyEvent, RollbackAsked, VersionPinned
     from clawstream.monitoring.policy import VersionFacts
     from clawstream.stream.kafka.kafka_log import KafkaLog
 
@@ -80,6 +80,54 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     for row_of_key in rows:
         table.add_row(*map(_shown, row_of_key.values()))
     layout.show(Console(), table)
+
+
+@policy.command()
+def merge(
+    context: typer.Context,
+    at_least: Annotated[
+        int | None, typer.Option(min=1, help="Of so many keys; by default of more than half of those with an adapter.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have the policy that all share learn what most keys were taught: the hints that they hold alike.
+
+    The trainer has that policy answer the hints' prompts, and takes steps on the answers, each past the gate, until it
+    follows them. New keys begin with it; keys that have an adapter keep their own.
+    """
+    settings = _settings(context, None)
+
+    async def main(log: "KafkaLog") -> "tuple[int, list[list[HintHeld]]]":
+        from clawstream.cli.hints import memory_of
+        from clawstream.events import key_of_policy
+        from clawstream.monitoring.policy import newest, versions
+        from clawstream.stream import topics
+        from clawstream.stream.log import family_events
+        from clawstream.training.batches.memory import common, merged_into
+
+        own = settings.policy.id
+        said = await family_events(log, topics.MEMORY, own)
+        taken = await family_events(log, topics.POLICY, own)
+        keys = sorted({event.policy_id for event in taken if key_of_policy(event.policy_id) is not None})
+        least = at_least or len(keys) // 2 + 1
+        found = common([memory_of(key, said, taken) for key in keys], own, at_least=least)
+        at_ms, version = now_ms(), newest(versions(taken, own)) or 0
+        held = [[merged_into(one, version, at_ms) for one in prompts] for prompts in found]
+        if not held:
+            raise OperatorError(
+                f"no hint is held under {least} of {len(keys)} keys. Nothing was merged. See `clawstream policy keys`, "
+                "and `clawstream hints list --key NAME`; --at-least takes fewer"
+            )
+        await log.append([one for prompts in held for one in prompts])
+        return len(keys), held
+
+    num_keys, merged = ask_log(settings, "policy", main)
+    if as_json:
+        typer.echo(json.dumps([{"hint_id": one[0].hint_id, "hint": one[0].hint} for one in merged]))
+        return
+    for prompts in merged:
+        typer.echo(f"merged: {harmless(prompts[0].hint)}")
+    typer.echo(f"of {num_keys} keys. `clawstream hints list` shows how far the shared policy is from following them")
 
 
 @policy.command()

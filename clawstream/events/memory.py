@@ -19,7 +19,8 @@ class Retired(StrEnum):
 class HintHeld(PolicyEvent):
     """A batch is about to be trained on this hint; from now on the hint is rehearsed on the prompt that it was said of.
 
-    Of several prompts of one hint the newest are rehearsed. A hint that was retired is held again.
+    Of several prompts of one hint the newest are rehearsed. A hint that was retired is held again. One that is `merged`
+    was said to keys that have policies of their own: the policy of this event is to learn it too.
     """
 
     IDENTITY: ClassVar = ("policy_id", "sample_id")
@@ -35,8 +36,9 @@ class HintHeld(PolicyEvent):
     hinted_prompt_ids: TokenIds
     sampling: Sampling
     num_earlier_turns: int  # as the sample has it
-    policy_version: int  # that the batch makes
+    policy_version: int  # that the batch makes; of a merged hint, the newest version when that was asked
     held_at_ms: int  # since the epoch, UTC
+    merged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,11 @@ class RehearsalAsked(SessionEvent):
     asked_at_ms: int  # since the epoch, UTC
 
 
+def words_of(hint: str) -> str:
+    """Return the hint's words without case and spacing: hints with the same ones are equal."""
+    return " ".join(hint.casefold().split())
+
+
 def hint_id_of(policy_id: str, key_name: str | None, hint: str) -> str:
     """Return the id of a hint: one for the same words under the same key, whatever their case and spacing."""
-    return derived_id("hint", policy_id, key_name, " ".join(hint.casefold().split()))
+    return derived_id("hint", policy_id, key_name, words_of(hint))

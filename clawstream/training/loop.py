@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from clawstream.config import Settings
+from clawstream.config.training import CORRECTION_EPOCHS
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import (
     BatchPlanned,
@@ -186,7 +187,7 @@ class _Loop:
             settings, parts.log, self._progress, retraining, parts.limits,
             arrived=parts.arrived, quarantine=parts.quarantine,
         )  # fmt: skip
-        self.rehearsing = Rehearsing(settings, parts.log)
+        self.rehearsing = Rehearsing(settings, parts.log, on_change=parts.arrived.set)
 
     async def open(self) -> None:
         """Read the log so far, and write to it the outcomes that a killed process did not write."""
@@ -273,8 +274,10 @@ class _Loop:
         if corrections := self._batcher.to_correct():
             await self.rehearsing.correct(corrections)
             self._batcher.corrected(corrections, now_ms())
+        if self.samples.is_live:
+            await self.rehearsing.merge(self._decided)
         at_ms = _FOR_EVER_MS if self.samples.all_read else now_ms()
-        batch = self._batcher.due(parent_version=self._version, now_ms=at_ms)
+        batch = self._batcher.due(parent_version=self._version, now_ms=at_ms, merging=self.rehearsing.merging)
         self.samples.tell_dropped()
         if batch is None:
             return False
@@ -304,13 +307,15 @@ class _Loop:
     @property
     def patience_s(self) -> float | None:
         """How long until a smaller batch is due, as its oldest sample waited long enough; None: none will be due."""
-        due_ms = self._batcher.due_ms
+        due_ms = min((ms for ms in (self._batcher.due_ms, self.rehearsing.due_ms) if ms is not None), default=None)
         if due_ms is None or self._batcher.pending() is not None or self._is_limited:
             return None
         return max(0.05, (due_ms - now_ms()) / 1000)
 
     def _plan(self, batch: Batch) -> BatchPlanned:
         training = self._settings.training
+        if batch.samples and all(sample.hint_id is not None for sample in batch.samples):  # of merged hints
+            training = training.model_copy(update={"cadence": "correction", "epochs": CORRECTION_EPOCHS})
         return BatchPlanned(
             policy_id=self.policy_id,
             policy_version=self._decided + 1,

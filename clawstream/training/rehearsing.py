@@ -6,21 +6,23 @@ once, the answers to a new hint's prompts are asked for before its step. A resta
 more hints are held by then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from clawstream.config import Settings
 from clawstream.events import BatchPlanned, HintHeld, HintRetired, Retired, SampleAssembled, StepTaken
 from clawstream.stream import topics
 from clawstream.stream.log import Log, of_policy
 from clawstream.stream.stage import now_ms
-from clawstream.training.batches.choosing import CORRECTION_ANSWERS, rehearsals_beside
+from clawstream.training.batches.choosing import ANSWERED_WITHIN_MS, CORRECTION_ANSWERS, Merging, rehearsals_beside
 from clawstream.training.batches.memory import HintMemory
 
 
 class Rehearsing:
     """The hint memory of the policy that engines serve."""
 
-    def __init__(self, settings: Settings, training_log: Log) -> None:
+    def __init__(self, settings: Settings, training_log: Log, *, on_change: Callable[[], None]) -> None:
+        """`on_change` is called when hints were merged."""
+        self._on_change = on_change
         training = settings.training
         self._policy_id = settings.policy.id
         self._log = training_log
@@ -28,6 +30,8 @@ class Rehearsing:
         self._read: dict[tuple[str, int], int] = {}  # by partition, the offset that `open` read up to
         self._num_asked = rehearsals_beside(training.batch_samples, share=training.rehearsed_share)
         self._holds = self._num_asked > 0 or training.corrects
+        self._merged_for: int | None = None  # the version after which a merged hint's answers were last asked for
+        self.merging: Merging | None = None  # None: no answers to merged hints are waited for
 
     async def open(self, steps: Sequence[StepTaken]) -> None:
         """Read what is held so far; `steps` are those on the log, in order."""
@@ -39,12 +43,31 @@ class Rehearsing:
         for step in steps:
             self._memory.note(step.rehearsed)
 
+    @property
+    def due_ms(self) -> int | None:
+        """When merged hints are trained on with the answers that there are; None: that is past, or there are none."""
+        due_ms = None if self.merging is None else self.merging.since_ms + ANSWERED_WITHIN_MS
+        return None if due_ms is None or due_ms < now_ms() else due_ms
+
+    async def merge(self, decided: int) -> None:
+        """Ask for answers to the merged hints that are still open, once after each version that was decided on."""
+        if self._merged_for == decided:
+            return
+        self._merged_for, hint_ids, at_ms = decided, self._memory.merging, now_ms()
+        self.merging = Merging(hint_ids=hint_ids, since_ms=at_ms) if hint_ids else None
+        if asks := self._memory.to_merge(version=decided + 1, now_ms=at_ms):
+            await self._log.append(asks)
+
     async def follow(self) -> None:
-        """Follow which hints people retire, from where `open` ended."""
+        """Follow which hints people retire, or have merged, from where `open` ended."""
         async for records in self._log.follow([topics.MEMORY], self._read):
             for event in of_policy(records, self._policy_id):
                 if isinstance(event, HintRetired) and event.reason is Retired.ASKED:
                     self._memory.learn(event)
+                elif isinstance(event, HintHeld) and event.merged:
+                    self._memory.learn(event)
+                    self._merged_for = None
+                    self._on_change()
 
     async def hold(self, plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> None:
         """Write which hints of the plan's samples are held from now on."""

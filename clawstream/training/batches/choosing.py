@@ -64,6 +64,14 @@ def is_ours(sample: SampleAssembled, rules: BatchRules) -> bool:
     return sample.policy_id == rules.policy_id
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merging:
+    """The merged hints whose answers were asked for, and when."""
+
+    hint_ids: frozenset[str]
+    since_ms: int
+
+
 def corrects(sample: SampleAssembled, rules: BatchRules) -> bool:
     """Return whether the sample's hint is to be trained on at once: it was said of an answer that people saw."""
     if not rules.corrects or not rules.hints_count or sample.hint is None:
@@ -82,10 +90,13 @@ def to_correct(waiting: Iterable[Arrival], rules: BatchRules) -> tuple[SampleAss
     return tuple(unasked[: max(0, MAX_OPEN_CORRECTIONS - num_open)])
 
 
-def choose(waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int) -> list[str]:
+def choose(
+    waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int, merging: Merging | None = None
+) -> list[str]:
     """Return the names of the next batch's samples in training order: rehearsals last. Empty: no batch is due.
 
-    A batch is of corrections alone, or has none. The answers to a correction's prompts are taken with it. So are all
+    A batch is of corrections alone, or has none. Where no other is due, it may be of merged hints, and of rehearsals
+    alone. The answers to a correction's prompts are taken with it. So are all
     other rehearsals that wait, the newest first, up to half of the batch.
     """
     fresh = {name: arrival for name, arrival in waiting.items() if arrival.sample.hint_id is None}
@@ -98,7 +109,7 @@ def choose(waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int) ->
         waits_long = any(now_ms - arrival.since_ms >= rules.max_wait_ms for arrival in others.values())
         taken = list(others) if waits_long or len(others) >= rules.batch_samples else []
     if not taken:
-        return []
+        return [] if merging is None else _merged(rehearsals, merging, now_ms=now_ms)
     taken = taken[: rules.batch_samples]
     taught = {corrected_hint(corrections[name].sample) for name in taken if name in corrections}
     untaught = {corrected_hint(one.sample) for one in corrections.values()} - taught
@@ -106,6 +117,17 @@ def choose(waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int) ->
     past = [name for name, hint_id in rehearsals.items() if hint_id not in taught | untaught]
     most_past = len(taken) + len(own) if rules.rehearses else 0
     return [*taken, *own, *past[max(0, len(past) - most_past) :]]
+
+
+def _merged(rehearsals: Mapping[str, str], merging: Merging, *, now_ms: int) -> list[str]:
+    """Return the answers to merged hints, once there are enough of each or in time, and as many others beside them."""
+    own = [name for name, hint_id in rehearsals.items() if hint_id in merging.hint_ids]
+    num_answers = Counter(rehearsals[name] for name in own)
+    waits_long = now_ms - merging.since_ms >= ANSWERED_WITHIN_MS
+    if not waits_long and any(num_answers[hint_id] < ENOUGH_ANSWERS for hint_id in merging.hint_ids):
+        return []
+    past = [name for name, hint_id in rehearsals.items() if hint_id not in merging.hint_ids]
+    return [*own, *past[max(0, len(past) - len(own)) :]]
 
 
 def due_ms(waiting: Mapping[str, Arrival], rules: BatchRules) -> int | None:

@@ -8,7 +8,7 @@ of hints that had none for long.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from math import inf
 from operator import itemgetter
 from typing import TypeVar
@@ -23,14 +23,17 @@ from clawstream.events import (
     SampleAssembled,
     TokenIds,
     hint_id_of,
+    words_of,
 )
 from clawstream.events.base import derived_id
+from clawstream.training.batches.choosing import CORRECTION_ANSWERS
 
 MAX_HINTS = 256
 PROMPTS_A_HINT = 8
 OPEN_NATS = 0.05  # a token: an answer that does not follow its hint is some .2 from it
 TRIED_PROMPTS = 64  # the newest of a key, for a correction
 REMEMBERED = 4096  # samples: those of the plan that a restart takes again are among the newest
+MERGED_STEPS = 6  # that are taken at most, one after the other, on a merged hint that is still open
 LONGEST_AGO_FIRST = 2  # hints that were not rehearsed for longest, for each most open one: their loss is not measured
 T = TypeVar("T")
 
@@ -57,6 +60,11 @@ class _Hint:
     prompts: list[HintHeld]
     since_round: int  # in which it was said or asked for last
     open_nats: float | None = None  # at its last rehearsal; None: it had none that was measured
+    steps_left: int = 0  # that may still be taken on it alone, while it is open: it is merged
+
+    @property
+    def is_open(self) -> bool:
+        return self.open_nats is None or self.open_nats > OPEN_NATS
 
 
 @dataclass(slots=True)
@@ -79,6 +87,7 @@ class HintMemory:
             hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, event, [], self._round)
             hint.said = event
             hint.since_round = self._round
+            hint.steps_left = MERGED_STEPS if event.merged else hint.steps_left
             others = [one for one in hint.prompts if one.turn_id != event.turn_id]
             hint.prompts = [*others, event][-PROMPTS_A_HINT:]
             self._hints[event.hint_id] = hint
@@ -155,6 +164,26 @@ class HintMemory:
         tried = (_with_hint(own, one) for one in newest[:TRIED_PROMPTS] if one.turn_id != own.turn_id)
         prompts = [own, *islice((one for one in tried if one is not None), count - 1)]
         return [_asked_at_once(prompts[n % len(prompts)], n, now_ms) for n in range(count)]
+
+    @property
+    def prompts_by_hint(self) -> list[tuple[HintHeld, ...]]:
+        """The prompts of each held hint, the one that was said last at the end."""
+        return [tuple(sorted(hint.prompts, key=lambda one: one.held_at_ms)) for hint in self._hints.values()]
+
+    @property
+    def merging(self) -> frozenset[str]:
+        """The merged hints that are still to be trained on, whatever else there is."""
+        return frozenset(name for name, hint in self._hints.items() if hint.steps_left and hint.is_open)
+
+    def to_merge(self, *, version: int, now_ms: int) -> list[RehearsalAsked]:
+        """Return requests for answers to the prompts of each hint of `merging`, to which one step less is left then."""
+        asked: list[RehearsalAsked] = []
+        for name in sorted(self.merging):
+            hint = self._hints[name]
+            hint.steps_left -= 1
+            prompts = (hint.prompts[n % len(hint.prompts)] for n in range(CORRECTION_ANSWERS))
+            asked += [_asked_at_once(prompt, n, now_ms, version=version) for n, prompt in enumerate(prompts)]
+        return asked
 
     @property
     def held(self) -> tuple[HeldHint, ...]:
@@ -252,8 +281,34 @@ def _common(rows: Sequence[TokenIds]) -> int:
     return next((n for n, tokens in enumerate(zip(*rows, strict=False)) if len({*tokens}) > 1), min(map(len, rows)))
 
 
-def _asked_at_once(prompt: HintHeld, number: int, now_ms: int) -> RehearsalAsked:
-    name = derived_id("correction", prompt.hint_id, prompt.turn_id, number)
+def common(memories: Iterable[HintMemory], policy_id: str, *, at_least: int) -> list[list[HintHeld]]:
+    """Return the hints that at least so many memories hold, each as another policy holds it that all keys share.
+
+    Each is on prompts of these memories in turn, so that no key has all of them.
+    """
+    said: dict[str, list[tuple[HintHeld, ...]]] = {}
+    for memory in memories:
+        for prompts in memory.prompts_by_hint:
+            said.setdefault(words_of(prompts[-1].hint), []).append(prompts[::-1])
+    found = []
+    for words, by_memory in said.items():
+        if len(by_memory) >= at_least:
+            in_turn = [one for row in zip_longest(*by_memory) for one in row if one is not None][:PROMPTS_A_HINT]
+            hint_id = hint_id_of(policy_id, None, words)
+            found.append([replace(one, policy_id=policy_id, hint_id=hint_id, key_name=None) for one in in_turn])
+    return found
+
+
+def merged_into(held: HintHeld, version: int, now_ms: int) -> HintHeld:
+    """Return the event by which the policy, whose newest version this is, is to learn the hint from now on."""
+    # Of the key's own event no more would be heard where the hint was merged before, and retired.
+    own_id = derived_id("merged", held.sample_id, now_ms)
+    return replace(held, sample_id=own_id, policy_version=version, held_at_ms=now_ms, merged=True)
+
+
+def _asked_at_once(prompt: HintHeld, number: int, now_ms: int, *, version: int | None = None) -> RehearsalAsked:
+    again = () if version is None else (version,)
+    name = derived_id("correction", prompt.hint_id, prompt.turn_id, *again, number)
     return _request(prompt, session_id=name, number=-1 - int(name[:7], 16), now_ms=now_ms)
 
 

@@ -17,6 +17,7 @@ from clawstream.events import NOBODY, BatchPlanned, GroupSettled, PlannedTurn, S
 from clawstream.training.batches.choosing import (
     Arrival,
     BatchRules,
+    Merging,
     choose,
     corrected_hint,
     corrects,
@@ -166,7 +167,7 @@ class Batcher:
         for name in plan.sample_ids:
             self._found.pop(name, None)
 
-    def due(self, *, parent_version: int, now_ms: int) -> Batch | None:
+    def due(self, *, parent_version: int, now_ms: int, merging: Merging | None = None) -> Batch | None:
         """Return the batch to plan now, if there is one; its samples keep waiting until `plan` is called.
 
         A newer revision that is read meanwhile is late if the plan reaches the log, else it replaces the older one.
@@ -180,7 +181,7 @@ class Batcher:
                 self._waiting, at_most=self._rules.batch_samples, settled_before_ms=now_ms - self._rules.max_wait_ms
             )
             return None if advantages is None else self._batch(advantages, tuple(advantages.values()))
-        chosen = choose(self._waiting, self._rules, now_ms=now_ms)
+        chosen = choose(self._waiting, self._rules, now_ms=now_ms, merging=merging)
         return self._batch(chosen) if chosen else None
 
     def plan(self, plan: BatchPlanned) -> None:

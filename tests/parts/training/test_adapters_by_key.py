@@ -1,6 +1,7 @@
 """An adapter for each API key: trained on that key's samples alone, in turn with the others, as if it were alone."""
 
 import asyncio
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.config import Settings
+from clawstream.config import Settings, TrainingSettings
+from clawstream.config.training import CORRECTION_EPOCHS
 from clawstream.events import (
     BatchPlanned,
     Event,
+    HintHeld,
     PolicyPublished,
+    RehearsalAsked,
     RollbackAsked,
     SampleAssembled,
+    hint_id_of,
     policy_of_key,
 )
 from clawstream.stream import topics
@@ -22,12 +27,19 @@ from clawstream.stream.avro import codec, key_bytes
 from clawstream.stream.log import Sealed
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import replay_topic, replay_topics
+from clawstream.training.batches import memory as memory_module
+from clawstream.training.batches.choosing import CORRECTION_ANSWERS
 from clawstream.training.batches.following import retraining
+from clawstream.training.batches.memory import MERGED_STEPS, PROMPTS_A_HINT, HintMemory, common, merged_into
+from clawstream.training.batches.planning import Batch
 from clawstream.training.checkpoints import latest
 from clawstream.training.loop import train
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
-from tests.parts.training.test_loop import names, said, settings
+from tests.parts.training.test_batches import plan_of
+from tests.parts.training.test_loop import names, settings
+from tests.parts.training.test_loop import said as policy_said
+from tests.unit.stream import toys
 
 KEYS = ("alice", "bob")
 
@@ -63,7 +75,7 @@ async def trained_until(log: MemoryLog, chosen: Settings, **versions: int) -> li
                 break
     stop.set()
     await running
-    return await said(log)
+    return await policy_said(log)
 
 
 def weights(chosen: Settings, key: str) -> bytes:
@@ -146,7 +158,7 @@ async def test_a_new_key_begins_with_what_the_shared_policy_has_learned_and_keep
     stop = asyncio.Event()
     running = asyncio.create_task(train(chosen, log, stop=stop))
     async with asyncio.timeout(60):
-        while len(published(await said(log), None)) < 3:
+        while len(published(await policy_said(log), None)) < 3:
             await asyncio.sleep(0.02)
     stop.set()
     await running
@@ -174,11 +186,11 @@ async def test_where_all_share_one_policy_a_keys_samples_are_not_of_it(base: Pat
     stop = asyncio.Event()
     running = asyncio.create_task(train(chosen, log, stop=stop))
     async with asyncio.timeout(60):
-        while len(published(await said(log), None)) < 2:
+        while len(published(await policy_said(log), None)) < 2:
             await asyncio.sleep(0.02)
     stop.set()
     await running
-    assert published(await said(log), "alice") == []
+    assert published(await policy_said(log), "alice") == []
 
 
 async def test_a_replay_trains_one_policy_on_the_samples_of_all_keys(base: Path, tmp_path: Path) -> None:
@@ -189,7 +201,7 @@ async def test_a_replay_trains_one_policy_on_the_samples_of_all_keys(base: Path,
     own, what = retraining(chosen, replay="again", from_version=0)
     async with asyncio.timeout(60):
         await train(own, log, stop=asyncio.Event(), retraining=what)
-    plans = [event for event in await said(log) if isinstance(event, BatchPlanned)]
+    plans = [event for event in await policy_said(log) if isinstance(event, BatchPlanned)]
     assert {plan.policy_id for plan in plans} == {"policy-again"}
     assert sum(len(plan.sample_ids) for plan in plans) == 9
 
@@ -201,3 +213,88 @@ def test_adapters_by_key_have_a_rank_where_none_is_set() -> None:
     assert Settings(environment=False).training.lora_rank is None
     with pytest.raises(ValueError, match="adapters"):
         Settings(environment=False, policy={"adapters": "by key"})
+
+
+def hinted(key: str, name: str, hint: str) -> SampleAssembled:
+    own = tiny.sample(f"{key} {name}", reward=-1, hinted=True, policy_id=policy_of_key("policy", key))
+    return replace(own, key_name=key, hint=hint)
+
+
+def answered(ask: RehearsalAsked, version: int) -> SampleAssembled:
+    """What the refresh stage writes: today's policy has answered the prompt."""
+    name = f"{ask.session_id} {ask.number}"
+    own = tiny.sample(name, reward=None, hinted=True, policy_id=ask.policy_id, version=version)
+    return replace(
+        own, hint=ask.hint, hint_id=ask.hint_id, prompt_ids=ask.prompt_ids, hinted_prompt_ids=ask.hinted_prompt_ids,
+        refreshed_id=name, judge="nobody", turn_id=ask.turn_id,
+    )  # fmt: skip
+
+
+def memory(key: str, *samples: SampleAssembled) -> HintMemory:
+    found = HintMemory()
+    for number, sample in enumerate(samples, 1):
+        plan = replace(plan_of(Batch(samples=(), offsets=()), number), policy_id=policy_of_key("policy", key))
+        for event in found.to_hold(plan, [sample], now_ms=number):
+            found.learn(event)
+    return found
+
+
+def test_common_is_what_so_many_keys_were_taught_in_whatever_case_on_prompts_of_each_of_them() -> None:
+    memories = [
+        memory("a", *(hinted("a", str(n), "Be brief") for n in range(9)), hinted("a", "x", "in bold")),
+        memory("b", hinted("b", "0", "be  brief"), hinted("b", "x", "in full")),
+        memory("c", hinted("c", "x", "in bold")),
+    ]
+    assert common(memories, "policy", at_least=3) == []
+    brief, bold = common(memories, "policy", at_least=2)
+    assert {one.hint_id for one in brief} == {hint_id_of("policy", None, "be brief")}
+    assert [one.turn_id.split()[0] for one in brief[:3]] == ["a", "b", "a"]
+    assert len(brief) == PROMPTS_A_HINT
+    assert {(one.policy_id, one.key_name) for one in (*brief, *bold)} == {("policy", None)}
+    assert len(common(memories, "policy", at_least=1)) == 3
+
+
+async def test_the_shared_policy_learns_what_is_merged_by_steps_of_its_own_until_it_follows_it(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, chosen = MemoryLog(MemoryBroker()), by_key(base, tmp_path, gate=False, batch_samples=1)
+    await log.append([hinted(key, "0", "be brief") for key in KEYS])
+    await trained_until(log, chosen, alice=1, bob=1)
+    said = [one.event for one in await toys.read(log, topics.MEMORY) if isinstance(one.event, HintHeld)]
+    memories = [HintMemory() for _ in KEYS]
+    for found, key in zip(memories, KEYS, strict=True):
+        for event in said:
+            if event.policy_id == policy_of_key("policy", key):
+                found.learn(event)
+    [prompts] = common(memories, "policy", at_least=2)
+    await log.append([merged_into(one, 0, 5) for one in prompts])
+    monkeypatch.setattr(memory_module, "OPEN_NATS", -math.inf)  # it is never followed: all steps are taken
+
+    stop, versions = asyncio.Event(), list[PolicyPublished]()
+    running = asyncio.create_task(train(chosen, log, stop=stop))
+    answering = asyncio.create_task(answer_rehearsals(log))
+    async with asyncio.timeout(60):
+        while len(versions) <= MERGED_STEPS:
+            await asyncio.sleep(0.05)
+            versions = published(await policy_said(log), None)
+    for task in (running, answering):
+        assert not task.done()
+    stop.set()
+    answering.cancel()
+    await running
+    plans = [e for e in await policy_said(log) if isinstance(e, BatchPlanned) and e.policy_id == "policy"]
+    assert len(plans) == MERGED_STEPS, "and no further one"
+    asks = [one.event for one in await toys.read(log, topics.ANSWERS) if isinstance(one.event, RehearsalAsked)]
+    ours = [ask for ask in asks if ask.policy_id == "policy" and ask.number < -MERGED_STEPS]  # others are rehearsals
+    assert len(ours) == MERGED_STEPS * CORRECTION_ANSWERS
+    assert {ask.hint_id for ask in ours} == {hint_id_of("policy", None, "be brief")}
+    settings_of_step = TrainingSettings.model_validate_json(plans[0].settings)
+    assert (settings_of_step.corrects, settings_of_step.epochs) == (True, CORRECTION_EPOCHS)
+
+
+async def answer_rehearsals(log: MemoryLog) -> None:
+    """Answer what the shared policy is asked, by its newest version."""
+    async for records in log.follow([topics.ANSWERS]):
+        asks = [r.event for r in records if isinstance(r, Record) and isinstance(r.event, RehearsalAsked)]
+        newest = max((e.policy_version for e in published(await policy_said(log), None)), default=0)
+        await log.append([answered(ask, newest) for ask in asks if ask.policy_id == "policy"])
