@@ -153,8 +153,13 @@ def refresh(context: typer.Context) -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with engine_session(settings.engine) as session:
             engines = [SglangEngine(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
-            policy = Refresher(engines, renderer, settings.policy.id)
-            stage = refresh_stage(policy, settings.policy.id, answers_per_hint=num_answers, heard_ms=HEARD_MS)
+            stage = refresh_stage(
+                Refresher(engines, renderer),
+                settings.policy.id,
+                by_key=settings.policy.by_key,
+                answers_per_hint=num_answers,
+                heard_ms=HEARD_MS,
+            )
             await _run(stage, settings, log, stop)
 
     _with_log(settings, "refresh", main)
