@@ -249,7 +249,15 @@ def weights(context: typer.Context) -> None:
             Fetcher.open(settings.weights, fetched, base) as fetcher,
         ):
             engines = [SglangEngine(session, url) for url in settings.engine.addresses]
-            await keep_current(engines, log, policy_id=settings.policy.id, stop=stop, model_path=base, fetcher=fetcher)
+            await keep_current(
+                engines,
+                log,
+                policy_id=settings.policy.id,
+                by_key=settings.policy.by_key,
+                stop=stop,
+                model_path=base,
+                fetcher=fetcher,
+            )
 
     _with_log(settings, "weights", main)
 
