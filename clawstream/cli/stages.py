@@ -152,8 +152,13 @@ def refresh(context: typer.Context) -> None:
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with engine_session(settings.engine) as session:
             engines = [SglangEngine(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
-            policy = Refresher(engines, renderer, settings.policy.id)
-            stage = refresh_stage(policy, settings.policy.id, answers_per_hint=num_answers, heard_ms=HEARD_MS)
+            stage = refresh_stage(
+                Refresher(engines, renderer),
+                settings.policy.id,
+                by_key=settings.policy.by_key,
+                answers_per_hint=num_answers,
+                heard_ms=HEARD_MS,
+            )
             await _run(stage, settings, log, stop)
 
     _with_log(settings, "refresh", main)
@@ -243,7 +248,15 @@ def weights(context: typer.Context) -> None:
             Fetcher.open(settings.weights, fetched, base) as fetcher,
         ):
             engines = [SglangEngine(session, url) for url in settings.engine.addresses]
-            await keep_current(engines, log, policy_id=settings.policy.id, stop=stop, model_path=base, fetcher=fetcher)
+            await keep_current(
+                engines,
+                log,
+                policy_id=settings.policy.id,
+                by_key=settings.policy.by_key,
+                stop=stop,
+                model_path=base,
+                fetcher=fetcher,
+            )
 
     _with_log(settings, "weights", main)
 

@@ -107,6 +107,15 @@ class Settings(BaseSettings):
         """Return the settings of another policy on the same base; its versions have a folder of their own."""
         return self.model_copy(update={"policy": self.policy.model_copy(update={"id": policy_id})})
 
+    @model_validator(mode="after")
+    def _adapters_of_keys_lie_on_this_machine(self) -> "Settings":
+        if self.policy.by_key and self.weights.url is not None:
+            raise ValueError(
+                "weights.url is set and policy.adapters is 'by_key': the adapters of keys are not fetched from another "
+                "machine. Train on this machine (take weights.url out), or say policy.adapters = 'shared'"
+            )
+        return self
+
     @property
     def keys_file(self) -> Path:
         """Where the keys of clients are kept."""

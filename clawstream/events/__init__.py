@@ -82,8 +82,10 @@ from clawstream.events.policy import (
     StepTaken,
     TopicOffset,
     is_of_policy,
+    is_ours,
     key_of_policy,
     policy_of_key,
+    shared_policy,
 )
 from clawstream.events.samples import (
     EVERYTHING,

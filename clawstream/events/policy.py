@@ -169,6 +169,16 @@ def key_of_policy(policy_id: str) -> str | None:
     return policy_id.partition(_PLUS)[2] or None
 
 
+def shared_policy(policy_id: str) -> str:
+    """Return the id of the policy that all share, and that a key's policy began with."""
+    return policy_id.partition(_PLUS)[0]
+
+
 def is_of_policy(policy_id: str, shared_id: str) -> bool:
     """Return whether this is the policy that all share, or one of a key that began with it."""
-    return policy_id.partition(_PLUS)[0] == shared_id
+    return shared_policy(policy_id) == shared_id
+
+
+def is_ours(policy_id: str, shared_id: str, *, by_key: bool) -> bool:
+    """Return whether engines of `shared_id` serve this policy: by key they serve the policies of its keys too."""
+    return is_of_policy(policy_id, shared_id) if by_key else policy_id == shared_id

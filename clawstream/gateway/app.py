@@ -109,7 +109,7 @@ async def serve(
             from_ms = now_ms() - bounds.index_window_s * 1000
             learning = learn_sessions(
                 log, admission.sessions, admission.answers, admission.conversations, owners,
-                policy_id=policy.id, from_ms=from_ms, spooled=delivery.waiting(),
+                policy_id=policy.id, by_key=policy.by_key, from_ms=from_ms, spooled=delivery.waiting(),
             )  # fmt: skip
             if not await _done_unless(stop, learning):
                 return

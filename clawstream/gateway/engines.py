@@ -2,6 +2,7 @@
 
 An engine that is away, hangs or came back with old weights is offered no request while another engine is current. A
 session stays with the engine that has its prefix cached, unless that one is not offered or clearly has more load.
+Where each key has an adapter, engines with the newest adapter of the request's key go before all others.
 No request uses a prefix cache that other weights or another tenant filled (`EngineAttempt`).
 """
 
@@ -17,14 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawstream.errors import ClawstreamError, TryLater
-from clawstream.events import PolicyActivated
+from clawstream.events import PolicyActivated, is_of_policy
 from clawstream.inference.engine import (
     BASE_VERSION,
+    Adapters,
     Chunk,
     Engine,
     EngineRefused,
-    adapter_version,
-    cache_key,
+    adapters_of,
+    newest_of,
     policy_version,
 )
 from clawstream.inference.model_folder import too_small_for
@@ -48,12 +50,12 @@ class ServedEngine:
 
     url: str
     client: Engine
-    policy_id: str = "policy"
+    policy_id: str = "policy"  # of the policy that all share
     answers_within_s: float = ANSWERS_WITHIN_S
     context_length_tokens: int | None = None
     largest_token_id: int = -1  # the largest token id that requests may contain
     weights: int | None = None  # the version; None: neither the engine nor the log has said yet
-    adapters: dict[int, str] = field(default_factory=dict)  # names of loaded adapters, by version
+    adapters: Adapters = field(default_factory=dict)  # the loaded ones, those of keys' policies too
     problem: str | None = "not asked yet"
     in_flight: int = 0
     newest_had: int = BASE_VERSION
@@ -63,30 +65,38 @@ class ServedEngine:
 
     @property
     def version(self) -> int | None:
-        """The newest version that the engine can answer with, by weights or adapter; None: not known."""
-        return max(self.weights, *self.adapters) if self.adapters and self.weights is not None else self.weights
+        """The newest version of the shared policy that the engine can answer with; None: not known."""
+        return None if self.weights is None else newest_of(self.policy_id, self.weights, self.adapters).version
 
     def serves(self, weights: int) -> None:
         """Note the version of the engine's present weights."""
         self.weights = weights
         self.newest_had = max(self.newest_had, self.version or BASE_VERSION)
 
-    def loaded(self, version: int, adapter: str) -> None:
-        """Note that the engine has loaded this adapter, so that requests may name it."""
-        self.adapters = {**self.adapters, version: adapter}
-        self.newest_had = max(self.newest_had, version)
+    def loaded(self, policy_id: str, version: int, adapter: str) -> None:
+        """Note that the engine has loaded this adapter of the policy, so that requests may name it."""
+        self.adapters = {**self.adapters, policy_id: {**self.adapters.get(policy_id, {}), version: adapter}}
+        if policy_id == self.policy_id:
+            self.newest_had = max(self.newest_had, version)
 
-    def place(self, *, tenant: str | None = None, alone: bool = False) -> "EngineAttempt":
-        """Return an attempt at this engine under the tenant's cache key; `alone`: under a key of its own."""
+    def has(self, adapter: str) -> bool:
+        """Return whether the adapter is loaded, as far as known."""
+        return any(adapter in versions.values() for versions in self.adapters.values())
+
+    def place(self, *, policy_id: str | None = None, tenant: str | None = None, alone: bool = False) -> "EngineAttempt":
+        """Return an attempt at this engine under the tenant's cache key; `alone`: under a key of its own.
+
+        `policy_id` is of the policy to answer; None: of the one that all share.
+        """
         weights = BASE_VERSION if self.weights is None else self.weights
-        version = BASE_VERSION if self.version is None else self.version
+        found = newest_of(policy_id or self.policy_id, weights, self.adapters)
         return EngineAttempt(
             engine=self,
             weights=weights,
-            version=version,
-            adapter=self.adapters.get(version) if version != weights else None,
+            version=found.version,
+            adapter=found.adapter,
             alone=alone,
-            extra_key=cache_key(self.policy_id, weights, uuid.uuid4().hex if alone else tenant),
+            extra_key=found.cache_key(uuid.uuid4().hex if alone else tenant),
         )
 
     async def ask(self) -> None:
@@ -106,8 +116,7 @@ class ServedEngine:
         if too_small is not None:
             self._refuse(logging.ERROR, "unfit", f"engine {self.url}: {too_small}; start it with the policy's model")
             return
-        versions = {adapter_version(self.policy_id, name): name for name in names}
-        self.adapters = {version: name for version, name in versions.items() if version is not None}
+        self.adapters = adapters_of(names)
         self.told(weights, before)
         if self.problem is not None:
             LOG.info("engine=%s state=ready version=%s", self.url, self.version)
@@ -233,6 +242,14 @@ def order_of(session_id: str, urls: Sequence[str]) -> Iterator[int]:
     yield from sorted(range(len(urls)), key=weight)
 
 
+def _with_newest(engines: Sequence[ServedEngine], policy_id: str) -> Sequence[ServedEngine]:
+    """Return those with the newest adapter that any of them has of a key's policy; all, if none has one."""
+    newest = max((version for engine in engines for version in engine.adapters.get(policy_id, {})), default=None)
+    if newest is None:
+        return engines
+    return [engine for engine in engines if newest in engine.adapters.get(policy_id, {})]
+
+
 class Engines:
     """All engines of one policy; places each session's requests with one engine where possible."""
 
@@ -252,14 +269,21 @@ class Engines:
         self,
         session_id: str,
         *,
+        policy_id: str | None = None,
         tenant: str | None = None,
         avoid: Collection[ServedEngine] = (),
         alone: bool = False,
     ) -> EngineAttempt | None:
-        """Return an attempt for the session's next request; None: no engine is offered, except those to `avoid`."""
-        in_flight = [engine.in_flight if ok and engine not in avoid else None for engine, ok in self.offered().items()]
+        """Return an attempt for the session's next request; None: no engine is offered, except those to `avoid`.
+
+        `policy_id` is of the policy that is to answer; None: of the one that all share.
+        """
+        able: Sequence[ServedEngine] = [engine for engine, ok in self.offered().items() if ok and engine not in avoid]
+        if policy_id not in (None, self._policy_id):
+            able = _with_newest(able, policy_id)
+        in_flight = [engine.in_flight if engine in able else None for engine in self.all]
         found = choose(in_flight, home=self._homes.get(session_id), order=order_of(session_id, self._urls))
-        return None if found is None else self.all[found].place(tenant=tenant, alone=alone)
+        return None if found is None else self.all[found].place(policy_id=policy_id, tenant=tenant, alone=alone)
 
     @contextmanager
     def asked(self, session_id: str, place: EngineAttempt, patience: asyncio.Timeout) -> Iterator[None]:
@@ -292,14 +316,16 @@ class Engines:
 
     def learn(self, event: PolicyActivated) -> None:
         """Note the version that an engine now serves; an event about older weights changes nothing."""
-        if event.policy_id != self._policy_id:
+        if not is_of_policy(event.policy_id, self._policy_id):
             return
         for engine in self.all:
             if len(self.all) > 1 and engine.url != event.engine.rstrip("/"):
                 continue
             if event.adapter is not None:
-                engine.loaded(event.policy_version, event.adapter)
-            elif engine.weights is None or event.policy_version > engine.weights:
+                engine.loaded(event.policy_id, event.policy_version, event.adapter)
+            elif event.policy_id == self._policy_id and (
+                engine.weights is None or event.policy_version > engine.weights
+            ):
                 engine.serves(event.policy_version)
 
     async def watch(self) -> None:

@@ -13,7 +13,7 @@ from clawstream.conversation.continuing import answered
 from clawstream.conversation.history import WholeRequest, whole
 from clawstream.conversation.messages import parse, role_of
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
-from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone
+from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone, is_ours
 from clawstream.gateway.access.owners import Owners, SessionClaim, claim_of
 from clawstream.gateway.answering.outlets import closing
 from clawstream.gateway.dialects.responses import conversation_of
@@ -40,6 +40,7 @@ async def learn_sessions(
     owners: Owners,
     *,
     policy_id: str,
+    by_key: bool = False,
     from_ms: int,
     spooled: Iterable[Event] = (),
 ) -> None:
@@ -49,7 +50,7 @@ async def learn_sessions(
     a session that is not known yet could be mistaken for another, or taken by another key. Inconsistent exchanges are
     left out and logged in one line.
     """
-    learning = SessionLearner(index, answers, conversations, owners, policy_id)
+    learning = SessionLearner(index, answers, conversations, owners, policy_id, by_key=by_key)
 
     async def read() -> None:  # what was read before the log went away stays known
         async with closing(log.follow((topics.EXCHANGES,), start=from_ms, until_end=True)) as batches:
@@ -91,13 +92,21 @@ class SessionLearner:
     """Learns sessions from the log; a session goes on only from tokens of this gateway's own policy."""
 
     def __init__(
-        self, index: SessionIndex, answers: SampledAnswers, conversations: Conversations, owners: Owners, policy_id: str
+        self,
+        index: SessionIndex,
+        answers: SampledAnswers,
+        conversations: Conversations,
+        owners: Owners,
+        policy_id: str,
+        *,
+        by_key: bool = False,
     ) -> None:
         self._index = index
         self._answers = answers
         self._conversations = conversations
         self._owners = owners
         self._policy_id = policy_id
+        self._by_key = by_key
         self.known: dict[str, WholeRequest] = {}
         self.num_unknown = 0  # exchanges whose parent is older than the window, or was left out
         self.odd: dict[str, UnusableExchange] = {}  # by exchange id
@@ -134,7 +143,7 @@ class SessionLearner:
         self._index.answered(
             messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms, event.trace_id
         )
-        if event.policy_id == self._policy_id:
+        if is_ours(event.policy_id, self._policy_id, by_key=self._by_key):
             sampled = answered(reversed(messages), options, answer, event.output_ids)
             self._answers.answered(event.session_id, sampled, event.finished_at_ms)
         before = conversation_of(request.messages, options)

@@ -7,14 +7,14 @@ version, so the names of an engine's loaded adapters tell which versions it serv
 """
 
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import NamedTuple, NoReturn, Protocol
 
 from clawstream.errors import ClawstreamError, TryLater
-from clawstream.events import FinishReason, Shaping, TokenIds, VersionSpan
+from clawstream.events import FinishReason, Shaping, TokenIds, VersionSpan, shared_policy
 from clawstream.events import Sampling as Recorded
 
 
@@ -219,7 +219,7 @@ def _wrong(name: str, found: object, expected: str) -> NoReturn:
 BASE_VERSION = 0
 _BASE_NAMES = ("default", "base")  # what SGLang calls the weights that it was started with
 _NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
-_VERSION = re.compile(r".+-v([0-9]{1,18})", re.ASCII | re.DOTALL)
+_ADAPTER = re.compile(r"(.+)-v([0-9]{1,18})", re.ASCII | re.DOTALL)
 
 
 def policy_version(name: str | None) -> int:
@@ -236,11 +236,6 @@ def policy_version(name: str | None) -> int:
     return int(name)
 
 
-def cache_key(policy_id: str, weights: int, tenant: str | None = None) -> str:
-    """Return the key under which a tenant's requests to these weights share cached prompts."""
-    return f"{policy_id}:{weights}" if tenant is None else f"{policy_id}:{weights}:{tenant}"
-
-
 def adapter_name(policy_id: str, version: int) -> str:
     """Return the name under which engines serve this version of the policy."""
     return f"{policy_id}-v{version}"
@@ -248,8 +243,29 @@ def adapter_name(policy_id: str, version: int) -> str:
 
 def adapter_version(policy_id: str, name: str) -> int | None:
     """Return the version that the name stands for; None: it is no adapter of this policy."""
-    found = _VERSION.fullmatch(name)
-    return int(found[1]) if found is not None and name == adapter_name(policy_id, int(found[1])) else None
+    found = adapter_of(name)
+    return found[1] if found is not None and found[0] == policy_id else None
+
+
+def adapter_of(name: str) -> tuple[str, int] | None:
+    """Return the policy and the version that the name of an adapter stands for; None: it is no such name."""
+    found = _ADAPTER.fullmatch(name)
+    if found is None or name != adapter_name(found[1], int(found[2])):
+        return None
+    return found[1], int(found[2])
+
+
+Adapters = Mapping[str, Mapping[int, str]]  # names of loaded adapters, by policy and version
+
+
+def adapters_of(names: Iterable[str]) -> Adapters:
+    """Return those of the names that stand for a version of a policy."""
+    found: dict[str, dict[int, str]] = {}
+    for name in names:
+        read = adapter_of(name)
+        if read is not None:
+            found.setdefault(read[0], {})[read[1]] = name
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,11 +319,35 @@ def finish_reason(finish: Finish, tool_calls: Sequence[object]) -> FinishReason:
 
 
 class Served(NamedTuple):
-    """The weights or adapter that answer a request for the newest version."""
+    """The weights or adapter that answer a request for the newest version of a policy."""
 
+    policy_id: str
     weights: int
     version: int
     adapter: str | None  # the adapter that has this version; None: the full weights have it
+
+    def cache_key(self, tenant: str | None = None) -> str:
+        """Return the key under which a tenant's requests to these weights share cached prompts.
+
+        An engine caches apart what adapters computed. For policies of keys this does not rest on the engine alone.
+        """
+        adapter = None if self.policy_id == shared_policy(self.policy_id) else self.adapter
+        parts = (self.policy_id, adapter, str(self.weights), tenant)
+        return ":".join(part for part in parts if part is not None)
+
+
+def newest_of(policy_id: str, weights: int, adapters: Adapters) -> Served:
+    """Return what answers a request for the policy on an engine that has these weights and adapters.
+
+    A key's policy is answered by its own newest adapter, or else by what answers for the policy that all share; never
+    by another key's.
+    """
+    shared_id = shared_policy(policy_id)
+    own, shared = adapters.get(policy_id, {}), adapters.get(shared_id, {})
+    if own and policy_id != shared_id:
+        return Served(policy_id, weights, max(own), own[max(own)])
+    newest = max(shared, default=weights)
+    return Served(policy_id, weights, max(weights, newest), shared[newest] if newest > weights else None)
 
 
 class VersionedEngine(Protocol):
@@ -320,8 +360,9 @@ class VersionedEngine(Protocol):
 
 
 async def served(engine: VersionedEngine, policy_id: str) -> Served:
-    """Return what the engine serves now. Raises TryLater where it does not answer, or names no version of ours."""
+    """Return what answers for the policy at the engine now.
+
+    Raises TryLater where the engine does not answer, or names no version of ours.
+    """
     weights = policy_version(await engine.weight_version())
-    adapters = {adapter_version(policy_id, name): name for name in await engine.lora_adapters()}
-    newest = max((version for version in adapters if version is not None), default=weights)
-    return Served(weights, max(weights, newest), adapters[newest] if newest > weights else None)
+    return newest_of(policy_id, weights, adapters_of(await engine.lora_adapters()))

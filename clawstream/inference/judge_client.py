@@ -24,15 +24,8 @@ import orjson
 from clawstream.config import JudgeSettings, Settings
 from clawstream.conversation.history import num_equal
 from clawstream.errors import ClawstreamError, ConfigError, NotYet, TryLater
-from clawstream.inference.engine import (
-    EngineRefused,
-    ScoreRequest,
-    Scores,
-    ServerInfo,
-    VersionedEngine,
-    cache_key,
-    served,
-)
+from clawstream.events import is_ours
+from clawstream.inference.engine import EngineRefused, ScoreRequest, Scores, ServerInfo, VersionedEngine, served
 from clawstream.inference.http_borders import ASKING, PLAIN, bearer, parsed, read_body, read_error, shown
 from clawstream.inference.model_folder import difference, largest_token_id, spread, too_small_for, vocabulary
 from clawstream.inference.sglang import SglangEngine, engine_session
@@ -244,10 +237,13 @@ class ScoringEngine(VersionedEngine, Protocol):
 class TeacherClient:
     """A teacher at one endpoint, beside the engines of the policy that learns from it."""
 
-    def __init__(self, teacher: ScoringEngine, students: Sequence[ScoringEngine], *, policy_id: str) -> None:
+    def __init__(
+        self, teacher: ScoringEngine, students: Sequence[ScoringEngine], *, policy_id: str, by_key: bool = False
+    ) -> None:
         self._teacher = teacher
         self._students = itertools.cycle(students)
         self._policy_id = policy_id
+        self._by_key = by_key
         self._unchecked: str | None = None  # why the teacher's vocabulary is not known to be the policy's
 
     async def known(self, check: Callable[[], Awaitable[None]]) -> None:
@@ -271,28 +267,27 @@ class TeacherClient:
         return Scores(await self._teacher.score(asked, len(wanted.hinted_ids)), student, version)
 
     async def _student_score(self, engine: ScoringEngine, wanted: ScoreRequest) -> tuple[int, tuple[float, ...]]:
-        if wanted.policy_id != self._policy_id:
+        if not is_ours(wanted.policy_id, self._policy_id, by_key=self._by_key):
             raise EngineRefused(
                 404, f"engine {engine.url} serves {self._policy_id}, and {wanted.policy_id} sampled the answer"
             )
-        before = await served(engine, self._policy_id)
+        before = await served(engine, wanted.policy_id)
         if before.version < wanted.sampled_by:
             raise NotYet(
-                f"engine {engine.url} serves version {before.version} of {self._policy_id}, and version "
+                f"engine {engine.url} serves version {before.version} of {wanted.policy_id}, and version "
                 f"{wanted.sampled_by} sampled the answer: it is asked again once it is brought up to date"
             )
         asked, start = (*wanted.prompt_ids, *wanted.response_ids), len(wanted.prompt_ids)
-        key = cache_key(self._policy_id, before.weights)
         found: tuple[float, ...] | EngineRefused
         try:
-            found = await engine.score(asked, start, extra_key=key, lora_name=before.adapter)
+            found = await engine.score(asked, start, extra_key=before.cache_key(), lora_name=before.adapter)
         except EngineRefused as error:
             found = error
-        after = await served(engine, self._policy_id)
+        after = await served(engine, wanted.policy_id)
         if after != before:
             raise NotYet(
-                f"engine {engine.url} went from version {before.version} of {self._policy_id} to {after.version} while "
-                "it scored, so nobody knows whose score it is; it is asked again"
+                f"engine {engine.url} went from version {before.version} of {wanted.policy_id} to {after.version} "
+                "while it scored, so nobody knows whose score it is; it is asked again"
             )
         if isinstance(found, EngineRefused):
             raise found
@@ -310,7 +305,8 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
     async with engine_session(settings.teacher) as session, engine_session(engine) as of_policy:
         asked = SglangEngine(session, url, control_s=TEACHER_CALL_TIMEOUT_S)
         students = [SglangEngine(of_policy, url, control_s=TEACHER_CALL_TIMEOUT_S) for url in engine.addresses]
-        found = TeacherClient(asked, students, policy_id=settings.policy.id)
+        policy = settings.policy
+        found = TeacherClient(asked, students, policy_id=policy.id, by_key=policy.by_key)
         try:
             async with asyncio.TaskGroup() as tasks:
                 checking = tasks.create_task(

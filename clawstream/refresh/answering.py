@@ -33,7 +33,6 @@ from clawstream.inference.engine import (
     Served,
     as_recorded,
     behaviour,
-    cache_key,
     finish_reason,
     policy_version,
     served,
@@ -55,19 +54,17 @@ class Reader(Protocol):
 
 
 class Refresher:
-    """Asks the engines of one policy in turn: each attempt goes to the next engine."""
+    """Asks the engines in turn: each attempt goes to the next engine, and to the policy whose prompt it is."""
 
     def __init__(
         self,
         engines: Sequence[SglangEngine],
         reader: Reader,
-        policy_id: str,
         *,
         now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._engines = itertools.cycle(engines)
         self._reader = reader
-        self._policy_id = policy_id
         self._now_ms = now_ms
 
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
@@ -76,7 +73,7 @@ class Refresher:
         Raises NotYet if the answer was begun from tokens that other weights cached; the engine is not away then.
         """
         engine = next(self._engines)
-        now = await served(engine, self._policy_id)
+        now = await served(engine, ask.policy_id)
         try:
             async with aclosing(engine.generate(self._request(ask, now))) as stream:
                 chunks = [chunk async for chunk in stream]
@@ -104,7 +101,7 @@ class Refresher:
         return GenerateRequest(
             input_ids=ask.prompt_ids,
             sampling=as_recorded(ask.seeded, self._reader.stop_token_ids),
-            extra_key=cache_key(self._policy_id, now.weights),
+            extra_key=now.cache_key(),
             lora_name=now.adapter,
         )
 
@@ -129,7 +126,7 @@ class Refresher:
             session_id=ask.session_id,
             turn_id=ask.turn_id,
             number=ask.number,
-            policy_id=self._policy_id,
+            policy_id=ask.policy_id,
             sampling=ask.seeded,
             versions=(),
             message=None,

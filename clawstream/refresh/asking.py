@@ -17,6 +17,7 @@ from clawstream.events import (
     Sampling,
     TokenIds,
     derived_id,
+    is_ours,
 )
 from clawstream.stream.stage import Step
 
@@ -44,20 +45,24 @@ class RefreshRequest:
 
 
 def observe(
-    known: Known, event: Event, at_ms: int, *, policy_id: str, answers_per_hint: int
+    known: Known, event: Event, at_ms: int, *, policy_id: str, by_key: bool = False, answers_per_hint: int
 ) -> Step[Known, RefreshRequest]:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
-    Events of other policies ask for nothing: their engines are not ours.
+    Events of other policies ask for nothing: their engines are not ours. By key, the policies of keys are ours too.
     """
+
+    def ours(whose: str) -> bool:
+        return is_ours(whose, policy_id, by_key=by_key)
+
     match event:
         case AnswerRefreshed():
             return Step(known | {(event.turn_id, event.number)})
-        case RefreshAsked(policy_id=whose) if whose == policy_id:
+        case RefreshAsked() if ours(event.policy_id):
             return _asked(known, event, event.asked_at_ms, (FOR_A_LATE_SAMPLE,))
-        case RehearsalAsked(policy_id=whose) if whose == policy_id:
+        case RehearsalAsked() if ours(event.policy_id):
             return _asked(known, event, event.asked_at_ms, (event.number,))
-        case SampleAssembled(policy_id=whose, refreshed_id=None, hint=str()) if whose == policy_id:
+        case SampleAssembled(refreshed_id=None, hint=str()) if ours(event.policy_id):
             first = FOR_A_LATE_SAMPLE + 1
             num_further = min(answers_per_hint - 1, 1) if event.sampling.is_greedy else answers_per_hint - 1
             return _asked(known, event, at_ms, range(first, first + num_further))

@@ -33,11 +33,12 @@ def refresh_stage(
     policy: Policy,
     policy_id: str,
     *,
+    by_key: bool = False,
     answers_per_hint: int,
     heard_ms: int = DAY_MS,
     now_ms: Callable[[], int] = now_ms,
 ) -> Stage[Known, RefreshRequest]:
-    """Return the stage that asks `policy` for new answers.
+    """Return the stage that asks `policy` for new answers; `by_key`: also to the prompts of keys' policies.
 
     Requests from samples older than `heard_ms` are given up unasked, as every stage has forgotten their turns. So the
     first start on a long log does not ask about all of it.
@@ -56,7 +57,12 @@ def refresh_stage(
         name="refresh",
         reads=READS,
         step=lambda known, record: observe(
-            known or NOTHING, record.event, record.timestamp_ms, policy_id=policy_id, answers_per_hint=answers_per_hint
+            known or NOTHING,
+            record.event,
+            record.timestamp_ms,
+            policy_id=policy_id,
+            by_key=by_key,
+            answers_per_hint=answers_per_hint,
         ),
         perform=perform,
         give_up=policy.give_up,

@@ -1,16 +1,18 @@
 """Which version an engine should take over next, and which adapters it may forget. Pure.
 
-An engine should serve the newest published full weights and, if an adapter was published since, the newest adapter. The
-engine says what it serves; the log says what it took over last.
+An engine should serve the newest published full weights and, if an adapter was published since, the newest adapter; and
+where each key has an adapter of its own, the newest of each key's policy. The engine says what it serves; the log says
+what it took over last.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from clawstream.events import Event, PolicyActivated, PolicyPublished, PolicyRejected
+from clawstream.events import Event, PolicyActivated, PolicyEvent, PolicyPublished, PolicyRejected, key_of_policy
 from clawstream.inference.engine import adapter_name, adapter_version
 
 ADAPTERS_KEPT = 2  # the newest, and the one before it, under which requests may still run
+KEYS_ADAPTERS_KEPT = 1  # of each key's policy: with many keys, room for a second one of each is too much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,11 @@ def learn(state: Rollout, event: Event) -> Rollout:
     """Return `state` after `event`.
 
     Events of other policies change nothing, nor does an older version that is published, unless it is the newest full
-    weights again.
+    weights again; nor, for a key's policy, what is no adapter.
     """
     match event:
+        case PolicyPublished(policy_id=state.policy_id, adapter=None) if key_of_policy(state.policy_id) is not None:
+            return state
         case PolicyPublished(policy_id=state.policy_id):
             return _published(state, event)
         case PolicyActivated(policy_id=state.policy_id, adapter=None):
@@ -114,15 +118,35 @@ def forgettable(state: Rollout, *, engine: str, loaded: Collection[str]) -> list
 
     They are returned even where the engine refused a still newer adapter: it may have had no room for that adapter.
     """
-    if state.newest is None:
-        return []
-    if state.adapter is None:
-        served = state.newest.policy_version if state.active.get(engine) == state.newest.policy_version else None
-    else:
+    if state.adapter is not None:
         served = state.adapted.get(engine)
+        kept = ADAPTERS_KEPT if key_of_policy(state.policy_id) is None else KEYS_ADAPTERS_KEPT
+    else:
+        newest = None if state.newest is None else state.newest.policy_version
+        served, kept = newest if state.active.get(engine) == newest else None, 0
     if served is None:
         return []
     versions = {adapter_version(state.policy_id, name): name for name in loaded}
     ours = sorted(version for version in versions if version is not None and version <= served)
-    kept = 0 if state.adapter is None else ADAPTERS_KEPT
     return [versions[version] for version in ours[: max(len(ours) - kept, 0)]]
+
+
+Rollouts = Mapping[str, Rollout]  # by policy: first the one that all share, then those of keys
+
+
+def learn_of_all(states: Rollouts, event: PolicyEvent) -> Rollouts:
+    """Return `states` after an event of any of their policies, or of one that is new."""
+    before = states.get(event.policy_id, Rollout(policy_id=event.policy_id))
+    after = learn(before, event)
+    return states if after is before else {**states, event.policy_id: after}
+
+
+def waiting(states: Rollouts, *, engine: str, serving: Serving, before: Sequence[str] = ()) -> list[str]:
+    """Return the policies of which a version is due, in their order: the shared one, then the one that waits longest.
+
+    `before` is what was returned last, without the policy whose turn it was since.
+    """
+    found = [policy_id for policy_id, state in states.items() if due(state, engine=engine, serving=serving) is not None]
+    shared = [policy_id for policy_id in found if key_of_policy(policy_id) is None]
+    still = [policy_id for policy_id in before if policy_id in found]
+    return list(dict.fromkeys((*shared, *still, *found)))

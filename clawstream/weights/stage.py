@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clawstream.errors import TryLater
-from clawstream.events import Event, PolicyPublished
+from clawstream.events import Event, PolicyEvent, PolicyPublished, is_ours
 from clawstream.inference.engine import EngineRefused
 from clawstream.stream import topics
 from clawstream.stream.log import EventLog
 from clawstream.stream.stage import Record, now_ms
 from clawstream.weights.fetching import Fetcher
-from clawstream.weights.rollout import Rollout, due, forgettable, learn
+from clawstream.weights.rollout import Rollout, Rollouts, Serving, due, forgettable, learn, learn_of_all, waiting
 from clawstream.weights.taking import SwappingEngine, forget, serving, take_over
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ async def keep_current(
     policy_log: EventLog,
     *,
     policy_id: str,
+    by_key: bool = False,
     stop: asyncio.Event,
     model_path: Path | None = None,
     fetcher: Fetcher | None = None,
@@ -47,10 +48,11 @@ async def keep_current(
 ) -> None:
     """Run until `stop`: every engine takes over the newest published version as soon as its turn comes.
 
+    `by_key`: and the newest adapter of each key's policy.
     Where the engine's own model can't be read, a version is compared with the model in `model_path`, the policy's
     folder. `fetcher` fetches versions from another machine; None: versions are read where they were published.
     """
-    board = _Board(Rollout(policy_id=policy_id), fetcher)
+    board = _Board(policy_id, fetcher, by_key=by_key)
     # A log read only in part would name an old version as the newest, and engines would go back to it.
     await board.read(policy_log, until_end=True)
     async with asyncio.TaskGroup() as tasks:
@@ -67,15 +69,22 @@ async def keep_current(
 
 
 class _Board:
-    """The newest rollout, and a way to wait for the next; with a `fetcher`, only fetched versions are in it."""
+    """The newest rollouts, and a way to wait for the next; with a `fetcher`, only fetched versions are in them."""
 
-    def __init__(self, rollout: Rollout, fetcher: Fetcher | None) -> None:
-        self.rollout = rollout
+    def __init__(self, policy_id: str, fetcher: Fetcher | None, *, by_key: bool) -> None:
+        self.rollouts: Rollouts = {policy_id: Rollout(policy_id=policy_id)}
         self.loading: dict[str, PolicyPublished] = {}  # by engine: the version whose files the engine reads now
-        self._published = rollout
+        self._policy_id = policy_id
+        self._by_key = by_key
+        self._published = self.rollout
         self._fetcher = fetcher
         self._next_offsets: dict[tuple[str, int], int] = {}
         self._changed = asyncio.Condition()
+
+    @property
+    def rollout(self) -> Rollout:
+        """That of the policy that all keys share."""
+        return self.rollouts[self._policy_id]
 
     async def read(self, policy_log: EventLog, *, until_end: bool = False) -> None:
         """Read the policy topic on from where the last reading ended."""
@@ -88,21 +97,23 @@ class _Board:
                         self.learn(record.event)
                 self._changed.notify_all()
 
-    async def changed_since(self, seen: Rollout, timeout_s: float) -> None:
-        """Return once the rollout differs from `seen`, or after `timeout_s`."""
+    async def changed_since(self, seen: Rollouts, timeout_s: float) -> None:
+        """Return once the rollouts differ from `seen`, or after `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s), self._changed:
-                await self._changed.wait_for(lambda: self.rollout is not seen)
+                await self._changed.wait_for(lambda: self.rollouts is not seen)
 
     def learn(self, event: Event) -> None:
         """Take an event in; taking the same event in again changes nothing."""
+        if not isinstance(event, PolicyEvent) or not is_ours(event.policy_id, self._policy_id, by_key=self._by_key):
+            return
         if self._fetcher is not None and isinstance(event, PolicyPublished):
             self._published = learn(self._published, event)
             here = self._fetcher.here(event)
             if here is None:
                 return
             event = here
-        self.rollout = learn(self.rollout, event)
+        self.rollouts = learn_of_all(self.rollouts, event)
 
     async def bring(self, fetcher: Fetcher, every_s: float) -> None:
         """Fetch the newest version as soon as that is possible; never returns.
@@ -181,12 +192,13 @@ class _Keeper:
     certain: bool = False  # it is known that the engine is not paused, and which weights filled its cache
     old_since_ms: dict[str, int] = field(default_factory=dict)  # when an adapter was first seen to be old, by name
     waiting: bool = False
+    order: list[str] = field(default_factory=list)  # the policies of which a version is due, the next one first
     unloading: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while adapters go, or full weights change
 
     async def keep(self, ask_every_s: float) -> None:
         """Bring the engine up to date at each change on the log, and every `ask_every_s`; never returns."""
         while True:
-            seen = self.board.rollout
+            seen = self.board.rollouts
             try:
                 await self._look()
                 self.certain, self.waiting = True, False
@@ -200,22 +212,27 @@ class _Keeper:
         """Bring the engine up to date; the outcome is on the log when this returns."""
         if not self.certain:
             await self.engine.resume()
-        now = await serving(self.engine)
-        while due(self.board.rollout, engine=self.engine.url, serving=now) is not None:
+        while self._next(await serving(self.engine)) is not None:
             async with self.turns.one(self.engine):
                 await self._take_over()
-            now = await serving(self.engine)
+
+    def _next(self, now: Serving) -> PolicyPublished | None:
+        """Return the version that is to be taken over next; None: the engine is up to date."""
+        states, engine = self.board.rollouts, self.engine.url
+        self.order = waiting(states, engine=engine, serving=now, before=self.order)
+        return due(states[self.order[0]], engine=engine, serving=now) if self.order else None
 
     async def tidy(self, every_s: float) -> None:
         """Unload adapters that no new request names any more, while takeovers go on; never returns."""
         while True:
             with contextlib.suppress(TryLater, EngineRefused):
                 await self._forget_old()
-            await self.board.changed_since(self.board.rollout, every_s)
+            await self.board.changed_since(self.board.rollouts, every_s)
 
     async def _note_old(self) -> None:
         loaded, now_ms = await self.engine.lora_adapters(), self.now_ms()
-        old = forgettable(self.board.rollout, engine=self.engine.url, loaded=loaded)
+        states = self.board.rollouts.values()
+        old = [name for state in states for name in forgettable(state, engine=self.engine.url, loaded=loaded)]
         self.old_since_ms = {name: self.old_since_ms.get(name, now_ms) for name in old}
 
     async def _forget_old(self) -> None:
@@ -230,9 +247,10 @@ class _Keeper:
         """Take over the version that is due now: it may be newer than the one that was due before the turn began."""
         engine, rollout = self.engine, self.board.rollout
         now = await serving(engine)
-        version = due(rollout, engine=engine.url, serving=now)
+        version = self._next(now)
         if version is None:
             return
+        self.order.remove(version.policy_id)  # so that an adapter which can't be loaded holds no other key's up
         afresh = not self.certain or now.version != str(rollout.active.get(engine.url))
         async with self.unloading if version.adapter is None else contextlib.nullcontext():
             self.board.loading[engine.url] = version

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clawstream.errors import TryLater, UnusableCheckpoint
-from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected
-from clawstream.inference.engine import EngineRefused, ServerInfo, VersionedEngine, adapter_version
+from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected, is_of_policy
+from clawstream.inference.engine import EngineRefused, ServerInfo, VersionedEngine, adapter_of
 from clawstream.inference.model_folder import ADAPTER_CONFIG, TensorHeader, tensor_headers, text_config
 from clawstream.weights.rollout import Serving, misnamed, serves
 
@@ -144,7 +144,7 @@ async def take_over(
         if refusal is not None:
             return _outcome(engine, version, refusal, 0.0, now_ms())
         loaded = await engine.lora_adapters()
-        await forget(engine, [name for name in loaded if adapter_version(version.policy_id, name) is not None])
+        await forget(engine, [name for name in loaded if _is_of(version.policy_id, name)])
         return await swap(engine, version, now_ms, afresh=afresh)
     refusal = misnamed(version)
     try:
@@ -155,6 +155,12 @@ async def take_over(
     except EngineRefused as error:
         refusal = str(error)
     return _outcome(engine, version, refusal, 0.0, now_ms())
+
+
+def _is_of(policy_id: str, name: str) -> bool:
+    """Whether the name is of an adapter on the policy's weights: its own, or one of a key's policy."""
+    adapter = adapter_of(name)
+    return adapter is not None and is_of_policy(adapter[0], policy_id)
 
 
 async def swap(
@@ -195,7 +201,10 @@ def _outcome(
     engine: SwappingEngine, version: PolicyPublished, refusal: str | None, pause_ms: float, at_ms: int
 ) -> PolicyActivated | PolicyRejected:
     if refusal is not None:
-        log.error("policy_rejected engine=%s version=%d why=%s", engine.url, version.policy_version, refusal)
+        log.error(
+            "policy_rejected engine=%s policy=%s version=%d why=%s",
+            engine.url, version.policy_id, version.policy_version, refusal,
+        )  # fmt: skip
         return PolicyRejected(
             policy_id=version.policy_id,
             policy_version=version.policy_version,
@@ -203,7 +212,10 @@ def _outcome(
             reason=refusal,
             rejected_at_ms=at_ms,
         )
-    log.info("policy_activated engine=%s version=%d pause_ms=%.1f", engine.url, version.policy_version, pause_ms)
+    log.info(
+        "policy_activated engine=%s policy=%s version=%d pause_ms=%.1f",
+        engine.url, version.policy_id, version.policy_version, pause_ms,
+    )  # fmt: skip
     return PolicyActivated(
         policy_id=version.policy_id,
         policy_version=version.policy_version,

@@ -24,7 +24,7 @@ from clawstream.config import GatewaySettings, PolicySettings
 from clawstream.conversation.continuing import Continued, Request, continue_prompt, find_echoes, num_new_bytes
 from clawstream.conversation.history import WholeRequest
 from clawstream.errors import TryLater, UnrenderableRequest
-from clawstream.events import Sampling, TokenIds, TurnType
+from clawstream.events import Sampling, TokenIds, TurnType, policy_of_key
 from clawstream.gateway.access.keys import Caller
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.answering.capture import Accepted
@@ -163,7 +163,7 @@ class Admission:
         _let_in_choices(asked, scope[GROW])
         session = self._session(asked)
         self._refuse_closed(session, asked.caller)
-        attempt, context_length_tokens = self._attempt(session)
+        attempt, context_length_tokens = self._attempt(session, asked.caller)
         prompt = await self._render(chat, session.id, context_length_tokens)
         _refuse_too_large(chat, prompt.token_ids)
         accepted = self._accept(asked, session, prompt, context_length_tokens)
@@ -279,9 +279,13 @@ class Admission:
                 param="session_id",
             )
 
-    def _attempt(self, session: _Session) -> tuple[EngineAttempt, int]:
+    def _policy_of(self, caller: Caller) -> str:
+        """Return the id of the policy that answers the caller."""
+        return policy_of_key(self.policy.id, caller.name if self.policy.by_key else None)
+
+    def _attempt(self, session: _Session, caller: Caller) -> tuple[EngineAttempt, int]:
         """Return the attempt at an engine for the session, and the engine's context in tokens."""
-        attempt = self.engines.place(session.id)
+        attempt = self.engines.place(session.id, policy_id=self._policy_of(caller))
         if attempt is None or attempt.engine.context_length_tokens is None:
             raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
         return attempt, attempt.engine.context_length_tokens
@@ -318,7 +322,7 @@ class Admission:
             group=None if named.group is None else named.group.of_key(key_name),
             num_spliced=prompt.num_spliced,
             sampling=self._sampling(asked.chat, named.turn_type, prompt.token_ids, context_length_tokens),
-            policy_id=self.policy.id,
+            policy_id=self._policy_of(asked.caller),
             trace_id=asked.trace_id,
             received_at_ms=asked.received_at_ms,
         )

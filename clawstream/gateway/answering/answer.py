@@ -95,7 +95,9 @@ class ExchangeInProgress:
         failed: list[ServedEngine] = []
         for tries in range(_SHARED_KEYS + 1 + len(engines.all)):
             alone = tries >= _SHARED_KEYS
-            attempt = engines.place(accepted.session_id, tenant=tenant, avoid=failed, alone=alone)
+            attempt = engines.place(
+                accepted.session_id, policy_id=accepted.policy_id, tenant=tenant, avoid=failed, alone=alone
+            )
             if attempt is None:
                 break
             if failure is not None:
@@ -157,7 +159,7 @@ class ExchangeInProgress:
         """Return the failure for a refusal; where the adapter is gone, it allows another try."""
         if attempt.adapter is not None:
             await attempt.engine.ask()
-            if attempt.adapter not in attempt.engine.adapters.values():
+            if not attempt.engine.has(attempt.adapter):
                 return _engine_failed(f"{attempt.adapter} is not loaded any more", _Again.HERE)
         refused = BadRequest(f"The engine refused the request: {error.message}", status=error.status)
         return Failure(reason=FailureReason.ENGINE_REFUSED, detail=error.message, refused=refused, status=error.status)

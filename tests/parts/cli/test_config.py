@@ -1,11 +1,13 @@
 """`clawstream config` explains each setting."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pydantic.fields import FieldInfo
 
-from clawstream.config import Section, Settings, TrainingSettings
+from clawstream.config import Section, Settings, TrainingSettings, load
+from clawstream.errors import ConfigError
 from tests.parts.cli.test_cli import run
 
 
@@ -64,3 +66,10 @@ def test_an_adapter_s_learning_rate_is_its_own_unless_one_is_set(said: dict[str,
     training = Settings(environment=False, training=said).training
     assert training.learning_rate == rate
     assert ("learning_rate" in training.model_fields_set) == ("learning_rate" in said)
+
+
+def test_adapters_of_keys_are_refused_where_versions_are_fetched(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[policy]\nadapters = "by_key"\n[weights]\nurl = "http://trainer:1"\n')
+    with pytest.raises(ConfigError, match=r"policy\.adapters is 'by_key'.*not fetched.*policy\.adapters = 'shared'"):
+        load(path)

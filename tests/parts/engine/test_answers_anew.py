@@ -34,7 +34,7 @@ class Overheard(SglangEngine):
 async def test_answers_to_one_prompt_share_what_is_cached_of_it_and_differ(subject: Subject) -> None:
     engine = Overheard(subject.session, subject.url)
     engine.cached = []
-    refresher = Refresher([engine], Numbers(), "policy")
+    refresher = Refresher([engine], Numbers())
     said = []
     for number in range(1, 5):
         ask = RefreshRequest(

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import aiohttp
 
@@ -137,6 +137,7 @@ async def running_gateway(
     fsync: Fsync = os.fsync,
     bounds: Bounds = BOUNDS,
     samples: SamplesSettings | None = None,
+    adapters: Literal["shared", "by_key"] = "shared",
     context_length_tokens: int = 2048,
     **gateway: Any,
 ) -> AsyncIterator[RunningGateway]:
@@ -159,7 +160,7 @@ async def running_gateway(
         settings = Settings(
             data_dir=data_dir or own,
             engine=EngineSettings(urls=tuple(engine_urls) or (engine_url,), model_path=folder),
-            policy=PolicySettings(renderer="qwen3"),
+            policy=PolicySettings(renderer="qwen3", adapters=adapters),
             gateway=GatewaySettings(port=0, **gateway),
             samples=samples or SamplesSettings(),
         )

@@ -122,6 +122,16 @@ def test_a_session_does_not_go_on_from_the_tokens_of_another_policy(owners: Owne
     assert [len(answers.of(session_id, now_ms).answers) for session_id in ("mine", "others")] == [1, 0]
 
 
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_session_goes_on_from_the_tokens_of_its_keys_policy_where_each_key_has_one(
+    owners: Owners, by_key: bool
+) -> None:
+    answers, of_key = SampledAnswers(), replace(asked("s"), policy_id="policy+ben")
+    learner = SessionLearner(SessionIndex(86_400_000), answers, Conversations(1000), owners, "policy", by_key=by_key)
+    learner.learn([of_key])
+    assert len(answers.of("s", int(time.time() * 1000)).answers) == by_key
+
+
 async def test_a_gateway_that_waits_for_the_log_stops_when_it_is_told_to(
     tokenizer_folder: Path, tmp_path: Path
 ) -> None:

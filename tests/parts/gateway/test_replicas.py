@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from clawstream.events import ExchangeCompleted, ExchangeFailed, PolicyActivated
+from clawstream.gateway.access.key_file import add_key
+from clawstream.gateway.access.keys import Allowance
 from clawstream.inference.dialect import Call, TokenDelta
 from clawstream.inference.service import Generation
 from tests.bench.replicas import one_fails
@@ -259,3 +261,42 @@ async def test_a_real_engine_that_fails_under_load_costs_no_request_a_second_ret
     assert figures["mislabelled_answers"] == 0
     assert figures["version_after"] == 3
     assert figures["cached_answers"] > 0
+
+
+async def test_each_key_is_answered_and_recorded_under_its_own_adapter_and_goes_on_without_it(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    keys = {name: add_key(tmp_path / "keys.json", name, Allowance()) for name in ("anna", "ben", "cid")}
+    async with running_gateway(tokenizer_folder, data_dir=tmp_path, adapters="by_key") as gateway:
+        for key, version in (("anna", 3), ("ben", 5)):
+            name = f"policy+{key}-v{version}"
+            await gateway.engine.load_lora(name, "/adapter")
+            event = PolicyActivated(
+                policy_id=f"policy+{key}", policy_version=version, engine=gateway.engine_url, adapter=name,
+                pause_ms=0.0, num_bytes=1, activated_at_ms=version,
+            )  # fmt: skip
+            await gateway.log.append((event,))
+
+        async def heard() -> bool:
+            response = await gateway.chat(headers={"Authorization": f"Bearer {keys['ben']}"})
+            return response.headers["x-policy-version"] == "5"
+
+        await until(heard)
+        gateway.engine.calls.clear()
+        before = len(await gateway.recorded(ExchangeCompleted))
+        for key in keys.values():
+            await gateway.chat(headers={"Authorization": f"Bearer {key}"})
+        await gateway.engine.unload_lora("policy+anna-v3")  # between the gateway's last look and the request
+        assert (await gateway.chat(headers={"Authorization": f"Bearer {keys['anna']}"})).status == 200
+        exchanges = await gateway.recorded(ExchangeCompleted, at_least=before + 4)
+    last = sorted(exchanges, key=lambda exchange: exchange.received_at_ms)[-4:]
+    assert [(e.policy_id, e.versions[0].policy_version) for e in last] == [
+        ("policy+anna", 3), ("policy+ben", 5), ("policy+cid", 0), ("policy+anna", 0),
+    ]  # fmt: skip
+    assert [(call.request.lora_name, call.request.extra_key) for call in gateway.engine.calls] == [
+        ("policy+anna-v3", "policy+anna:policy+anna-v3:0:anna"),
+        ("policy+ben-v5", "policy+ben:policy+ben-v5:0:ben"),
+        (None, "policy+cid:0:cid"),
+        ("policy+anna-v3", "policy+anna:policy+anna-v3:0:anna"),  # refused, and asked again
+        (None, "policy+anna:0:anna"),
+    ]

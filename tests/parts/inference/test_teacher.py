@@ -241,3 +241,16 @@ async def test_an_engine_says_what_its_tokenizer_makes_of_a_text_or_has_no_route
     app.router.add_post("/tokenize", tokenize)
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         assert await SglangEngine(session, str(server.make_url(""))).token_ids("ab") == found
+
+
+@pytest.mark.parametrize("by_key", [True, False])
+async def test_a_keys_answer_is_scored_by_that_keys_adapter_where_each_key_has_one(by_key: bool) -> None:
+    student = Engine("0", adapters=["policy-v5", "policy+ben-v4", "policy+anna-v9"])
+    client = TeacherClient(Engine("default"), [student], policy_id="policy", by_key=by_key)
+    of_key = WANTED._replace(policy_id="policy+ben")
+    if by_key:
+        assert (await client.score(of_key)).student_version == 4
+        assert student.asked == [("policy+ben:policy+ben-v4:0", "policy+ben-v4")]
+        of_key = WANTED._replace(policy_id="another+ben")
+    with pytest.raises(EngineRefused, match="serves policy, and"):
+        await client.score(of_key)

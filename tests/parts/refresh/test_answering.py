@@ -11,7 +11,6 @@ import pytest
 from clawstream.errors import NotYet, TryLater
 from clawstream.events import AnswerRefreshed, FinishReason, Sampling, Shaping, VersionSpan
 from clawstream.inference.dialect import Call
-from clawstream.inference.engine import cache_key
 from clawstream.inference.service import Generation
 from clawstream.inference.sglang import SglangEngine
 from clawstream.refresh.answering import Refresher
@@ -48,7 +47,7 @@ async def asked(*backends: ScriptedBackend) -> AsyncIterator[Refresher]:
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         urls = [await stack.enter_async_context(serving(backend)) for backend in backends]
-        yield Refresher([SglangEngine(session, url) for url in urls], Numbers(), "policy", now_ms=lambda: 11)
+        yield Refresher([SglangEngine(session, url) for url in urls], Numbers(), now_ms=lambda: 11)
 
 
 def backend(version: str = "4") -> ScriptedBackend:
@@ -94,7 +93,7 @@ async def test_answers_share_a_cache_with_all_that_the_same_weights_answer_and_w
             engine.version = version
             await answer(refresher)
     keys = [call.request.extra_key for call in engine.calls]
-    assert keys == [cache_key("policy", 4), cache_key("policy", 4), cache_key("policy", 5)]
+    assert keys == ["policy:4", "policy:4", "policy:5"]
 
 
 @pytest.mark.parametrize(("cached_tokens", "thrown_away"), [(64, True), (0, False)])
@@ -179,3 +178,17 @@ async def test_an_attempt_after_one_that_failed_goes_to_the_next_engine() -> Non
         given = await answer(refresher)
     assert given.versions == (VersionSpan(policy_version=5, num_tokens=3),)
     assert len(up.calls) == 1
+
+
+async def test_a_prompt_of_a_keys_policy_is_answered_by_that_keys_adapter_or_else_by_what_all_share() -> None:
+    engine = backend("0")
+    async with asked(engine) as refresher:
+        for name in ("policy-v6", "policy+ben-v3", "policy+anna-v9"):
+            await engine.load_lora(name, "/adapter")
+        given = [await answer(refresher, replace(ASK, policy_id=f"policy+{key}")) for key in ("ben", "cid")]
+    assert [(event.policy_id, event.versions[0].policy_version) for event in given] == [
+        ("policy+ben", 3), ("policy+cid", 6),
+    ]  # fmt: skip
+    assert [(call.request.extra_key, call.request.lora_name) for call in engine.calls] == [
+        ("policy+ben:policy+ben-v3:0", "policy+ben-v3"), ("policy+cid:policy-v6:0", "policy-v6"),
+    ]  # fmt: skip

@@ -50,7 +50,7 @@ async def stages_from_turns_to_answers(log: MemoryLog, engine: ScriptedBackend) 
     async with AsyncExitStack() as stack:
         url = await stack.enter_async_context(serving(engine))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        policy = Refresher([SglangEngine(http, url)], Small(), "policy")
+        policy = Refresher([SglangEngine(http, url)], Small())
         for stage in (
             turns_stage(),
             judging_stage(JudgeSettings(votes=1), Oracle(HINT)),

@@ -1,14 +1,16 @@
 """Which version is due: the newest, once, unless this engine refused it."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import reduce
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clawstream.events import Event, PolicyPublished, PolicyRejected
-from clawstream.weights.rollout import Rollout, Serving, due, forgettable, learn
+from clawstream.events import Event, PolicyActivated, PolicyEvent, PolicyPublished, PolicyRejected
+from clawstream.weights.rollout import Rollout, Rollouts, Serving, due, forgettable, learn, learn_of_all, waiting
 from tests import strategies
+from tests.examples import examples
 from tests.unit.monitoring.said import activated, published
 
 ENGINES = st.sampled_from(["http://a", "http://b"])
@@ -171,3 +173,80 @@ def test_an_adapter_that_was_refused_does_not_keep_old_ones_where_it_had_no_room
 def test_an_adapter_that_is_loaded_and_not_yet_on_the_log_counts_for_nothing() -> None:
     state = after(published(0), *(event for v in (1, 2) for event in (adapter(v), adapted(v, "e"))), adapter(3))
     assert forgettable(state, engine="e", loaded=["policy-v1", "policy-v2", "policy-v3"]) == []
+
+
+KEYS = ("a", "b", "c")
+
+
+def of_key(key: str, version: int) -> PolicyPublished:
+    policy_id = f"policy+{key}"
+    return replace(published(version), policy_id=policy_id, adapter=f"{policy_id}-v{version}")
+
+
+def taken(version: PolicyPublished, engine: str = "e") -> PolicyActivated:
+    return replace(activated(version.policy_version, engine), policy_id=version.policy_id, adapter=version.adapter)
+
+
+def all_after(*events: PolicyEvent) -> Rollouts:
+    states: Rollouts = {"policy": Rollout(policy_id="policy")}
+    return reduce(learn_of_all, events, states)
+
+
+def test_each_keys_newest_adapter_is_due_beside_what_all_share_and_the_shared_one_comes_first() -> None:
+    states = all_after(of_key("b", 1), of_key("a", 1), published(0), of_key("a", 2))
+    assert waiting(states, engine="e", serving=serving("9")) == ["policy", "policy+b", "policy+a"]
+    assert due(states["policy+a"], engine="e", serving=serving("0")) == of_key("a", 2)
+
+
+def test_of_a_keys_policy_nothing_but_an_adapter_is_taken_over() -> None:
+    base = replace(published(0, "/base"), policy_id="policy+a")
+    assert list(all_after(published(0), base)) == ["policy"]
+    states = all_after(published(0), of_key("a", 1), replace(base, policy_version=2))
+    assert due(states["policy+a"], engine="e", serving=serving("0")) == of_key("a", 1)
+
+
+def test_a_keys_adapter_is_due_again_where_the_engine_lists_it_no_more() -> None:
+    states = all_after(published(0), of_key("a", 1), taken(of_key("a", 1)))
+    assert (
+        due(states["policy+a"], engine="e", serving=Serving(version="0", adapters=frozenset({"policy+a-v1"}))) is None
+    )
+    assert due(states["policy+a"], engine="e", serving=serving("0")) == of_key("a", 1)
+
+
+def test_one_adapter_of_a_key_is_kept_and_no_other_keys_is_forgotten() -> None:
+    states = all_after(of_key("a", 1), taken(of_key("a", 1)), of_key("a", 2))
+    loaded = ["policy-v1", "policy+a-v1", "policy+a-v2", "policy+a-v1-v1", "policy+b-v1"]
+    assert forgettable(states["policy+a"], engine="e", loaded=loaded) == []
+    states = all_after(of_key("a", 1), of_key("a", 2), taken(of_key("a", 2)))
+    assert forgettable(states["policy+a"], engine="e", loaded=loaded) == ["policy+a-v1"]
+
+
+@examples(3)
+@given(st.lists(st.tuples(st.sampled_from([*KEYS, None]), st.booleans()), max_size=40))
+def test_however_often_others_publish_a_key_waits_for_each_of_them_once_at_most(
+    moves: list[tuple[str | None, bool]],
+) -> None:
+    """A move publishes for a key, or (None) gives the turn to who is first; after a turn one may publish again."""
+    states, order, numbers, waits = all_after(), list[str](), Counter[str](), Counter[str]()
+    for key, again in moves:
+        if key is not None:
+            numbers[key] += 1
+            states = learn_of_all(states, of_key(key, numbers[key]))
+        order = waiting(
+            states, engine="e", serving=Serving(version="0", adapters=frozenset(names(states))), before=order
+        )
+        if key is None and order:
+            now = order.pop(0)
+            waits.update(order)
+            del waits[now]
+            wanted = states[now].adapter
+            assert wanted is not None
+            states = learn_of_all(states, taken(wanted))
+            if again:
+                numbers[now.removeprefix("policy+")] += 1
+                states = learn_of_all(states, of_key(now.removeprefix("policy+"), wanted.policy_version + 1))
+        assert all(turns < len(KEYS) for turns in waits.values())
+
+
+def names(states: Rollouts) -> list[str]:
+    return [version.adapter for state in states.values() for version in state.offered if version.adapter is not None]

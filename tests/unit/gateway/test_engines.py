@@ -39,9 +39,11 @@ def served(
     return ServedEngine(url=url, client=client, weights=weights, problem=None, context_length_tokens=64)
 
 
-def activated(version: int, url: str = "http://e", adapter: str | None = None) -> PolicyActivated:
+def activated(
+    version: int, url: str = "http://e", adapter: str | None = None, policy_id: str = "policy"
+) -> PolicyActivated:
     return PolicyActivated(
-        policy_id="policy", policy_version=version, engine=url, adapter=adapter, pause_ms=1.0, num_bytes=1,
+        policy_id=policy_id, policy_version=version, engine=url, adapter=adapter, pause_ms=1.0, num_bytes=1,
         activated_at_ms=1,
     )  # fmt: skip
 

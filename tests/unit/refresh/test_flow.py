@@ -122,7 +122,10 @@ def test_an_answer_is_sampled_as_the_turns_own_was_with_a_seed_of_its_own_that_s
 
 def test_another_policys_samples_and_those_without_a_hint_are_not_answered() -> None:
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
-    for one in (replace(first, policy_id="other"), replace(first, hint=None)):
+    of_key = replace(first, policy_id="policy+ben")
+    [ask, _] = observe(NOTHING, of_key, 0, policy_id="policy", by_key=True, answers_per_hint=3).calls
+    assert ask.policy_id == "policy+ben"
+    for one in (replace(first, policy_id="other"), of_key, replace(first, hint=None)):
         assert not observe(NOTHING, one, 0, policy_id="policy", answers_per_hint=3).calls
     theirs = replace(too_late(first), policy_id="other")
     assert not observe(NOTHING, theirs, 0, policy_id="policy", answers_per_hint=3).calls

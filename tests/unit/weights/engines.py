@@ -104,6 +104,7 @@ async def keeping(
     drain_s: float = 60.0,
     now_ms: Callable[[], int] = lambda: 7,
     fetcher: Fetcher | None = None,
+    by_key: bool = False,
 ) -> AsyncIterator[list[SwappingEngine]]:
     """Keep scripted engines current for the length of the block; yield what talks to them."""
     stop = asyncio.Event()
@@ -117,6 +118,7 @@ async def keeping(
                     engines,
                     log,
                     policy_id="policy",
+                    by_key=by_key,
                     stop=stop,
                     fetcher=fetcher,
                     ask_every_s=0.02,

@@ -130,3 +130,59 @@ async def test_an_adapter_that_can_not_be_unloaded_keeps_no_other(how: Exception
     fake.adapters = ["policy-v1", "policy-v2"]
     await forget(fake, ["policy-v1", "policy-v2"])
     assert fake.adapters == ["policy-v1"]
+
+
+def of_key(key: str, version: int) -> PolicyPublished:
+    return replace(adapter(version, f"policy+{key}-v{version}"), policy_id=f"policy+{key}")
+
+
+async def test_each_keys_newest_adapter_is_loaded_and_the_one_before_it_goes(weights: Weights) -> None:
+    base = replace(weights(0), policy_id="policy+ben")
+    log, fake = PolicyTopic(weights(0), base), Watched("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[fake], by_key=True, drain_s=0.0), asyncio.timeout(WITHIN_S):
+        for version in (1, 2, 3):
+            await log.append([of_key("ben", version), of_key("anna", version)])
+            await log.until(lambda version=version: log.active().count(("http://e", version)) == 2)  # type: ignore[misc]
+        while len(fake.adapters) > 2:
+            await asyncio.sleep(0.001)
+    assert fake.adapters == ["policy+ben-v3", "policy+anna-v3"]
+    outcomes = [e for e in log.events if isinstance(e, PolicyActivated)]
+    assert [(e.policy_id, e.policy_version, e.adapter) for e in outcomes] == [
+        ("policy", 0, None),
+        *((f"policy+{key}", v, f"policy+{key}-v{v}") for v in (1, 2, 3) for key in ("ben", "anna")),
+    ]
+    assert log.said(PolicyRejected) == []
+
+
+async def test_where_all_share_a_policy_no_adapter_of_a_key_is_loaded(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0), of_key("ben", 1), adapter(1)), Watched("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[fake]):
+        await log.until(lambda: ("http://e", 1) in log.active())
+    assert fake.adapters == ["policy-v1"]
+
+
+async def test_weights_below_keys_adapters_change_without_them_and_they_are_loaded_again(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0), of_key("ben", 1), of_key("anna", 1)), Watched("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[fake], by_key=True):
+        await log.until(lambda: len(log.active()) == 3)
+        fake.told.clear()
+        await log.append([weights(2)])
+        await log.until(lambda: len(log.active()) == 6)
+    names = ["policy+ben-v1", "policy+anna-v1"]
+    assert fake.told == [
+        *(f"unload {name}" for name in names), "pause", "update 2", "resume", *(f"load {name}" for name in names),
+    ]  # fmt: skip
+
+
+async def test_an_adapter_that_cannot_be_loaded_holds_no_other_keys_up(weights: Weights) -> None:
+    class Picky(Watched):
+        async def load_lora_adapter(self, name: str, path: str) -> None:
+            if name.startswith("policy+ben"):
+                raise TryLater("status 500")
+            await super().load_lora_adapter(name, path)
+
+    log = PolicyTopic(weights(0), *(of_key(key, 1) for key in ("ben", "anna", "cid")), adapter(1))
+    picky = Picky("http://e", "0", asyncio.Event())
+    async with keeping(log, clients=[picky], by_key=True):
+        await log.until(lambda: len(log.active()) == 4)
+    assert picky.adapters == ["policy-v1", "policy+anna-v1", "policy+cid-v1"]
