@@ -20,7 +20,16 @@ from rich.table import Table
 from clawstream.cli.process import Context, harmless, hide_torch, log_to_stderr, run_until_stopped
 from clawstream.config import EXAMPLE_KEY, GatewaySettings, Settings, inherited_environment
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable, TryLater
-from clawstream.events import Event, PolicyActivated, PolicyEvent, PolicyRejected, StepRejected, StepTaken
+from clawstream.events import (
+    Event,
+    PolicyActivated,
+    PolicyEvent,
+    PolicyRejected,
+    StepRejected,
+    StepTaken,
+    is_of_policy,
+    key_of_policy,
+)
 from clawstream.local.servers.jars import refuse_what_is_missing
 from clawstream.local.servers.sglang_servers import (
     Assignment,
@@ -227,31 +236,35 @@ def wants_key(settings: Settings) -> bool:
 
 
 class VersionNews:
-    """The events of one policy as lines for the terminal."""
+    """The events of a policy, and of those of keys that began with it, as lines for the terminal."""
 
     def __init__(self, policy_id: str) -> None:
         self._policy_id = policy_id
-        self._steps: dict[int, StepTaken] = {}
-        self._served = 0  # the newest version that was reported as served; the base is never reported
+        self._steps: dict[tuple[str, int], StepTaken] = {}
+        self._served: dict[str, int] = {}  # by policy, the newest version that was reported; the base is never reported
 
     def line(self, event: Event) -> str | None:
         """Return the line that reports the event; None: it is not reported."""
-        if not isinstance(event, PolicyEvent) or event.policy_id != self._policy_id:
+        if not isinstance(event, PolicyEvent) or not is_of_policy(event.policy_id, self._policy_id):
             return None
+        key, news = key_of_policy(event.policy_id), self._news(event)
+        return news if key is None or news is None else f"{key}: {news}"
+
+    def _news(self, event: PolicyEvent) -> str | None:
         match event:
             case StepTaken():
-                self._steps[event.policy_version] = event
+                self._steps[event.policy_id, event.policy_version] = event
             case StepRejected():
                 return f"step {event.policy_version} was rejected, and the version before it stays: {event.reason}"
             case PolicyRejected():
                 return f"{event.engine} did not take version {event.policy_version} over: {event.reason}"
-            case PolicyActivated(policy_version=version) if version > self._served:
-                self._served = version
-                return f"version {version} is served{self._learned(version)}"
+            case PolicyActivated(policy_id=of, policy_version=version) if version > self._served.get(of, 0):
+                self._served[of] = version
+                return f"version {version} is served{self._learned(of, version)}"
         return None
 
-    def _learned(self, version: int) -> str:
-        step = self._steps.pop(version, None)
+    def _learned(self, policy_id: str, version: int) -> str:
+        step = self._steps.pop((policy_id, version), None)
         if step is None:
             return ""
         reward = "" if step.mean_reward is None else f" with a mean reward of {step.mean_reward:.2f}"

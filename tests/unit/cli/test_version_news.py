@@ -34,3 +34,12 @@ def test_why_a_version_is_not_served_is_told() -> None:
 
 def test_versions_of_other_policies_are_not_told() -> None:
     assert lines(replace(activated(1), policy_id="another"), replace(REFUSED, policy_id="another")) == []
+
+
+def test_versions_of_a_key_are_told_under_its_name_and_counted_apart() -> None:
+    said = [replace(STEP, policy_id="policy+ann"), replace(activated(1), policy_id="policy+ann")]
+    assert lines(activated(3), *said, replace(REFUSED, policy_id="policy+ann")) == [
+        "version 3 is served",
+        "ann: version 1 is served: it learned from 16 samples with a mean reward of 0.25, 4 of them with a hint",
+        "ann: http://engine did not take version 2 over: it does not fit",
+    ]
