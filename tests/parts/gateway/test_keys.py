@@ -35,6 +35,12 @@ NONE = Allowance()
 
 
 @pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway looks at its keys all the time; that two seconds are enough, tests with a clock of their own say."""
+    monkeypatch.setattr(key_file, "LOOK_EVERY_S", 0.01)
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "data" / "keys.json"
 
@@ -199,6 +205,7 @@ async def test_each_exchange_names_the_key_that_asked(tokenizer_folder: Path, pa
     assert models == [401, 200]
 
 
+@pytest.mark.usefixtures("looks_often")
 async def test_a_revoked_key_is_refused_without_a_restart(tokenizer_folder: Path, path: Path) -> None:
     anna = add_key(path, "anna", NONE)
     async with running_gateway(tokenizer_folder, keys_file=path) as gateway:
@@ -271,6 +278,7 @@ async def test_a_page_of_another_site_may_not_use_a_gateway_without_keys(tokeniz
     assert (foreign.status, foreign.body["error"]["code"], own.status) == (403, "foreign_origin", 200)
 
 
+@pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("page", ["/metrics", "/readyz", "/v1/models", "/openapi.json"])
 async def test_a_page_that_gave_its_name_this_machine_s_address_reads_nothing_of_a_gateway_without_keys(
     tokenizer_folder: Path, path: Path, page: str
