@@ -19,8 +19,8 @@ from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Commit, PartitionId
 from tests.flow import Flow
 from tests.parts.projections import one_session
-from tests.parts.projections.test_audit import session
-from tests.parts.projections.test_stage import caught_up, projecting
+from tests.parts.projections.rebuild.test_audit import session
+from tests.parts.projections.write.test_stage import caught_up, projecting
 from tests.parts.stream.raw import append_bytes
 from tests.unit.samples.test_flow import conversation
 

@@ -17,7 +17,7 @@ from clawstream.simulation.learn.grid import usual_score_at
 from clawstream.simulation.learn.plot import _ceilings, _pieces, plot_curves
 from clawstream.simulation.learn.report import curves
 from clawstream.simulation.runs.run import RunProgress
-from tests.unit.simulation.outcomes import FLIPPED, REFERENCE, block_row, failed, long_row, row
+from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, failed, long_row, row
 
 
 @pytest.mark.parametrize(

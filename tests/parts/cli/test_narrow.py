@@ -14,7 +14,7 @@ from clawstream.events import Event
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from tests.unit.monitoring.said import activated, plan, published, rejected, sample, verdict
-from tests.unit.simulation.outcomes import REFERENCE, failed, row
+from tests.unit.simulation.learn.outcomes import REFERENCE, failed, row
 
 SESSION, TURN = "agent:main:subagent:0d7d5c2e-8e05-4a57-b1d0-5f0f14a1c2aa", "7c9d2b4a-61f3-4d0e-9a55-1d2f3b4c5e6f"
 WHY = "the KL to the reference is 0.42 nats a token, and training.max_kl_nats allows 0.1"

@@ -11,8 +11,8 @@ from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.sessions import SessionIndex
 from tests.fakes.memory_log import MemoryLog
+from tests.parts.gateway.access.test_keys import bearer
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway
-from tests.parts.gateway.test_keys import bearer
 from tests.sessions import Json, user
 from tests.unit.openclaw import recording
 

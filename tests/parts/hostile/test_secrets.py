@@ -9,8 +9,8 @@ import pytest
 from clawstream.gateway.access.key_file import add_key
 from clawstream.gateway.access.keys import Allowance
 from tests.fakes.scripted_engine import Fault
+from tests.parts.gateway.access.test_limits import leave
 from tests.parts.gateway.running_gateway import RunningGateway, everything, running_gateway
-from tests.parts.gateway.test_limits import leave
 from tests.parts.hostile.raw import wire
 
 SAID = "MARKED-CONVERSATION"

@@ -96,14 +96,14 @@ async def test_every_request_shows_the_engines_key_and_a_wrong_one_is_named_with
 
 async def test_weights_and_adapters_may_take_as_long_as_they_load_and_no_other_question() -> None:
     async def slowly(_request: web.Request) -> web.Response:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.2)
         return web.json_response({})
 
     app = web.Application()
     app.router.add_route("*", "/{path}", slowly)
     async with TestServer(app) as server, engine_session(EngineSettings()) as session:
         url = str(server.make_url(""))
-        patient = SglangEngine(session, url, control_s=0.1, load_s=30)
+        patient = SglangEngine(session, url, control_s=0.05, load_s=30)
         await patient.update_weights("folder", "1")
         await patient.load_lora_adapter("tuned", "folder")
         await patient.unload_lora_adapter("tuned")

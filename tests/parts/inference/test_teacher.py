@@ -19,7 +19,7 @@ from clawstream.inference.engine import EngineRefused, ScoreRequest, ServerInfo
 from clawstream.inference.judge_client import TeacherClient, refuse_another_vocabulary
 from clawstream.inference.sglang import SglangEngine
 from tests.parts.engine.tiny_model import make_config
-from tests.parts.training.test_trainer import with_settings
+from tests.parts.training.step.test_trainer import with_settings
 
 WANTED = ScoreRequest(hinted_ids=(1, 2, 9), prompt_ids=(1, 2), response_ids=(5, 6), policy_id="policy", sampled_by=4)
 

@@ -23,7 +23,7 @@ from tests.fakes.scripted_engine import ScriptedBackend, counting, serving, toke
 from tests.flow import Flow
 from tests.parts.engine.tiny_model import make_config
 from tests.parts.inference.test_teacher import with_another_vocabulary
-from tests.parts.training.test_trainer import with_settings
+from tests.parts.training.step.test_trainer import with_settings
 from tests.sessions import Session, assistant, user
 from tests.unit.samples.test_teacher import judge
 

@@ -17,8 +17,8 @@ from clawstream.simulation.learn.outcome import Reference
 from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import People, RunProgress
-from tests.unit.simulation.outcomes import REFERENCE, cell, outcome
-from tests.unit.simulation.outcomes import score as a_score
+from tests.unit.simulation.learn.outcomes import REFERENCE, cell, outcome
+from tests.unit.simulation.learn.outcomes import score as a_score
 
 NONSENSE = cell("nonsense")  # the settings refuse it before anything is started
 

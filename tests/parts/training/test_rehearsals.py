@@ -34,9 +34,9 @@ from clawstream.training.torch_model import TorchModel
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend
 from tests.parts.training import tiny
-from tests.parts.training.test_batches import of, plan_of
+from tests.parts.training.batches.test_batches import of, plan_of
+from tests.parts.training.batches.test_refreshed_on_logs import Small, stages_from_turns_to_answers
 from tests.parts.training.test_loop import settings, trained_until
-from tests.parts.training.test_refreshed_on_logs import Small, stages_from_turns_to_answers
 from tests.sessions import ANSWERS, SAMPLES, Session, assistant, user
 from tests.unit.stream import toys
 

@@ -18,8 +18,8 @@ from clawstream.training.checkpoints import read
 from clawstream.training.step import carried
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
+from tests.parts.training.step.test_rejected_steps import of
 from tests.parts.training.test_loop import names, settings, trained_until
-from tests.parts.training.test_rejected_steps import of
 
 SAMPLES = [tiny.sample(f"s{i}", reward=1 if i % 2 else -1, hinted=i % 3 == 0) for i in range(12)]
 

@@ -34,8 +34,8 @@ from tests.flow import Flow
 from tests.parts.engine.process import cpu_engine
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.training import tiny
-from tests.parts.training.test_methods import gradient_of
-from tests.parts.training.test_trainer import MIXED, on_policy, scored, with_settings
+from tests.parts.training.step.test_methods import gradient_of
+from tests.parts.training.step.test_trainer import MIXED, on_policy, scored, with_settings
 from tests.sessions import SAMPLES, Letters
 from tests.unit.samples.test_teacher import judge, one_turn
 from tests.unit.stream import toys

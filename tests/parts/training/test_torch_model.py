@@ -15,7 +15,8 @@ from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training import model as training_model
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
-from tests.parts.training import head_memory, tiny
+from tests.parts.training import tiny
+from tests.parts.training.step import head_memory
 
 RAGGED = [
     Suffix((5, 6, 7), (8, 9), 1.0),

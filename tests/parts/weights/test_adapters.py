@@ -19,7 +19,7 @@ from clawstream.stream.stage import Record
 from clawstream.weights.stage import keep_current
 from tests.bench.replicas import Replica, healthy
 from tests.fakes.memory_log import MemoryLog
-from tests.parts.engine.test_adapters import save_adapter
+from tests.parts.engine.contract.test_adapters import save_adapter
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.sessions import history

@@ -15,8 +15,8 @@ from clawstream.events import ExchangeCompleted, ExchangeFailed, FailureReason, 
 from clawstream.gateway.http.connection import Bounds
 from clawstream.rendering.renderer import PromptRenderer
 from tests.fakes.scripted_engine import Fault
+from tests.parts.gateway.outbox.test_promises import GatedLog
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, full_disk, running_gateway
-from tests.parts.gateway.test_promises import GatedLog
 from tests.system.clients.conftest import TOTAL
 from tests.system.clients.turns import paired
 

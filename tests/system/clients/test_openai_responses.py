@@ -16,8 +16,8 @@ from clawstream.gateway.access.keys import Allowance
 from clawstream.gateway.http.connection import Bounds
 from tests.fakes.memory_log import MemoryLog
 from tests.fakes.scripted_engine import Fault
+from tests.parts.gateway.outbox.test_promises import GatedLog
 from tests.parts.gateway.running_gateway import WITHIN_S, RunningGateway, running_gateway
-from tests.parts.gateway.test_promises import GatedLog
 from tests.system.clients.test_openai_sdk import CALL, PARAMETERS, call_first_then_say
 from tests.system.clients.turns import paired
 

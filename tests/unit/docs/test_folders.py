@@ -1,4 +1,7 @@
-"""The package is of a size that somebody can know: modules, folders, files, and names with one meaning."""
+"""The package is of a size that somebody can know: modules, folders, files, and names with one meaning.
+
+The folders of its tests are no fuller than its own.
+"""
 
 import ast
 from collections import Counter
@@ -13,12 +16,19 @@ MOST_MODULES, MOST_FILES, MOST_LINES = 280, 15, 400
 MOST_NAMES_TWICE = 15
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({file.parent for file in MODULES})
+TESTS = [file for tier in ("unit", "parts", "system") for file in (Path(__file__).parents[2] / tier).rglob("*.py")]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(PACKAGE.parent).as_posix())
 def test_a_folder_holds_at_most_15_modules(folder: Path) -> None:
     found = sorted(file.name for file in folder.glob("*.py"))
     assert len(found) <= MOST_FILES, f"{folder} holds {len(found)} modules: part it by what they are for"
+
+
+def test_a_folder_of_tests_holds_at_most_15_files_beside_its_init() -> None:
+    files = Counter(file.parent for file in TESTS if file.name != "__init__.py")
+    full = {folder.as_posix(): count for folder, count in files.items() if count > MOST_FILES}
+    assert full == {}, "part them as what they test is parted"
 
 
 def test_there_are_no_more_modules_than_somebody_can_know() -> None:

@@ -119,7 +119,7 @@ async def test_nothing_more_is_read_while_the_peer_is_away() -> None:
 
     await log.append([toys.done("a", number) for number in range(FAILING_CALLS)])
     progress: list[WorkerProgress] = []
-    async with toys.running(toys.asks(perform), log, pace=replace(toys.HASTE, retry_s=0.5), progress=progress):
+    async with toys.running(toys.asks(perform), log, pace=replace(toys.HASTE, retry_s=0.25), progress=progress):
         await toys.until(some_asked)
         await log.append([toys.done("b", number) for number in range(50)])
         await asyncio.sleep(0.3)
@@ -160,7 +160,7 @@ async def test_time_that_the_peer_was_away_is_not_counted_once_it_is_back() -> N
     stage = toys.asks(perform, give_up=given_up, deadline_s=1.0)
     await log.append([toys.done(session, 0) for session in ("late", "b", "c", "d")])
     async with toys.running(stage, log, pace=replace(toys.HASTE, retry_s=0.02)):
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.1)
         back.set()
         await toys.settled(log, "asks")
     statuses = {record.event.status for record in await toys.read(log, toys.VOTES)}  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import torch
 
 from clawstream.training.fsdp_model import FsdpModel
 from clawstream.training.step.losses import Suffix
-from tests.parts.training import head_memory
+from tests.parts.training.step import head_memory
 
 
 def load(state: dict[str, Any], folder: Path, lora_rank: int | None = None) -> int:

@@ -17,7 +17,7 @@ from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
 from clawstream.training.model import HEAD_BYTES
 from clawstream.training.step.losses import Suffix
-from tests.parts.training import head_memory
+from tests.parts.training.step import head_memory
 
 
 def load(

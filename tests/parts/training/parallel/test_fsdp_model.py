@@ -10,8 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
-from tests.parts.training import head_memory
 from tests.parts.training.parallel import families
+from tests.parts.training.step import head_memory
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 

@@ -14,9 +14,9 @@ from clawstream.training.model import TokenScores, tensors_of
 from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
-from tests.parts.training import head_memory
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.conftest import QUESTIONS
+from tests.parts.training.step import head_memory
 
 TENSOR = Sizes(processes=2, tensor=2)
 PIPELINE = Sizes(processes=2, pipeline=2)

@@ -1,0 +1,286 @@
+"""One correction at once: its own answers, a step of its own, and how far that step may go."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clawstream.config import TrainingSettings
+from clawstream.events import BatchPlanned, RehearsalAsked, SampleAssembled, hint_id_of
+from clawstream.training.batches.choosing import (
+    ANSWERED_WITHIN_MS,
+    CORRECTION_ANSWERS,
+    ENOUGH_ANSWERS,
+    MAX_OPEN_CORRECTIONS,
+    BatchRules,
+)
+from clawstream.training.batches.memory import HintMemory
+from clawstream.training.batches.planning import Batch, Batcher, DropReason
+from clawstream.training.publishing import GateMemory
+from clawstream.training.step.losses import LogProbs, Objective, policy_loss
+from clawstream.training.step.trainer import Trainer
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.fakes.scripted_engine import ScriptedAnswer, ScriptedBackend
+from tests.parts.training import tiny
+from tests.parts.training.batches.test_batches import of, plan_of
+from tests.parts.training.batches.test_refreshed_on_logs import Small, stages_from_turns_to_answers
+from tests.parts.training.test_loop import settings, trained_until
+from tests.parts.training.test_rehearsals import assembled
+from tests.sessions import ANSWERS, Session, assistant, user
+from tests.unit.stream import toys
+
+RULES = BatchRules(policy_id="policy", batch_samples=16, max_wait_ms=10**6, corrects=True, rehearses=True)
+OWN = hint_id_of("policy", None, "keep it plain")
+
+
+def said(name: str) -> SampleAssembled:
+    return tiny.sample(name, reward=-1, hinted=True)
+
+
+def said_so(name: str, hint: str) -> SampleAssembled:
+    return replace(said(name), hint=hint)
+
+
+def rehearsal(name: str, hint_id: str = OWN) -> SampleAssembled:
+    kept = tiny.sample(name, reward=None, hinted=True)
+    return replace(kept, judge="nobody", refreshed_id=f"answer {name}", hint_id=hint_id)
+
+
+def batcher_with(*samples: SampleAssembled, asked_ms: int = 0) -> Batcher:
+    """A batcher with these samples, whose corrections are asked about."""
+    batcher = Batcher(RULES)
+    for sample in samples:
+        assert batcher.receive(of(sample)) is None
+    batcher.corrected(batcher.to_correct(), asked_ms)
+    return batcher
+
+
+def names(batch: Batch | None) -> list[str] | None:
+    return None if batch is None else [sample.turn_id for sample in batch.samples]
+
+
+@pytest.mark.parametrize("num_answers", [0, ENOUGH_ANSWERS - 1, ENOUGH_ANSWERS, CORRECTION_ANSWERS])
+def test_a_correction_is_due_once_its_hint_has_enough_answers_of_its_own(num_answers: int) -> None:
+    own = [f"own {number}" for number in range(num_answers)]
+    batcher = batcher_with(said("a"), *map(rehearsal, own), *(rehearsal(f"past {n}", "another") for n in range(20)))
+    batch = batcher.due(parent_version=0, now_ms=1)
+    if num_answers < ENOUGH_ANSWERS:
+        assert batch is None
+        return
+    assert names(batch) is not None
+    taken = names(batch) or []
+    assert taken[: 1 + num_answers] == ["a", *own]
+    past = taken[1 + num_answers :]
+    assert len(past) == 1 + num_answers, "half of the batch is of the past"
+
+
+def test_a_correction_that_is_not_answered_in_time_is_trained_on_as_it_is() -> None:
+    batcher = batcher_with(said("a"), rehearsal("own"), asked_ms=7)
+    assert batcher.due_ms == 7 + ANSWERED_WITHIN_MS
+    assert batcher.due(parent_version=0, now_ms=6 + ANSWERED_WITHIN_MS) is None
+    assert names(batcher.due(parent_version=0, now_ms=7 + ANSWERED_WITHIN_MS)) == ["a", "own"]
+
+
+def test_what_was_not_asked_about_is_not_due_however_long_it_waits() -> None:
+    many = [said_so(f"t{number}", f"hint {number}") for number in range(MAX_OPEN_CORRECTIONS + 2)]
+    batcher = batcher_with(*many)
+    assert batcher.to_correct() == ()
+    taken = names(batcher.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS))
+    assert taken == [f"t{number}" for number in range(MAX_OPEN_CORRECTIONS)]
+
+
+def test_a_correction_leaves_the_answers_of_another_that_still_waits() -> None:
+    own = [f"own {number}" for number in range(ENOUGH_ANSWERS)]
+    others = [rehearsal(f"other {number}", hint_id_of("policy", None, "in bold")) for number in range(5)]
+    batcher = batcher_with(said("a"), said_so("b", "in bold"), *map(rehearsal, own), *others)
+    batch = batcher.due(parent_version=0, now_ms=1)
+    assert names(batch) == ["a", *own]
+    assert batch is not None
+    batcher.plan(plan_of(batch, 1))
+    batcher.executed(plan_of(batch, 1))
+    assert names(batcher.due(parent_version=1, now_ms=ANSWERED_WITHIN_MS)) == ["b", *(f"other {n}" for n in range(5))]
+
+
+def test_the_answers_to_a_hint_that_is_said_no_more_are_trained_on_by_nobody() -> None:
+    batcher = batcher_with(said("a"), *(rehearsal(f"own {number}") for number in range(3)))
+    other = replace(said("a"), hint="in bold", num_feedback=1)
+    assert batcher.receive(of(other)) is None
+    assert batcher.receive(of(rehearsal("late"))) is DropReason.SUPERSEDED
+    assert batcher.to_correct() == (other,)
+    batcher.corrected([other], 5)
+    assert names(batcher.due(parent_version=0, now_ms=5 + ANSWERED_WITHIN_MS)) == ["a"]
+    again = batcher_with(said("a"), *(rehearsal(f"own {number}") for number in range(3)))
+    assert again.receive(of(replace(said("a"), num_feedback=1))) is None, "the same words with a thumb beside them"
+    again.corrected(again.to_correct(), 0)
+    assert names(again.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS)) == ["a", "own 0", "own 1", "own 2"]
+
+
+def test_a_correction_that_is_replaced_while_its_answers_are_asked_for_is_passed_over() -> None:
+    batcher = Batcher(RULES)
+    batcher.receive(of(said("a")))
+    asked = batcher.to_correct()
+    newer = replace(said("a"), hint="in bold", num_feedback=1)
+    batcher.receive(of(newer))
+    batcher.corrected(asked, 1)
+    assert batcher.to_correct() == (newer,)
+
+
+def test_a_hint_that_is_said_again_after_it_was_taken_back_has_its_answers_again() -> None:
+    batcher = batcher_with(said("a"))
+    assert batcher.receive(of(replace(said("a"), hint="in bold", num_feedback=1))) is None
+    assert batcher.receive(of(rehearsal("early"))) is DropReason.SUPERSEDED
+    assert batcher.receive(of(said("b"))) is None
+    assert batcher.receive(of(rehearsal("own"))) is None
+
+
+def test_a_further_answer_to_a_hinted_turn_is_no_correction_of_its_own() -> None:
+    batcher = batcher_with(said("a"), replace(said("b"), refreshed_id="a further answer"))
+    assert names(batcher.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS)) == ["a"]
+
+
+def test_the_answers_to_a_correction_that_waits_are_kept_however_old() -> None:
+    own = [f"own {number}" for number in range(ENOUGH_ANSWERS)]
+    batcher = batcher_with(said("a"), *map(rehearsal, own), rehearsal("past", "another"))
+    assert names(batcher.due(parent_version=2, now_ms=1)) == ["a", *own]
+
+
+def test_praise_waits_for_a_batch_of_its_own() -> None:
+    batcher = batcher_with(tiny.sample("praise"), said("a"), *(rehearsal(f"own {n}") for n in range(ENOUGH_ANSWERS)))
+    assert "praise" not in (names(batcher.due(parent_version=0, now_ms=1)) or [])
+    alone = batcher_with(tiny.sample("praise"))
+    assert alone.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS) is None
+    assert alone.due_ms == RULES.max_wait_ms
+    assert names(alone.due(parent_version=0, now_ms=RULES.max_wait_ms)) == ["praise"]
+
+
+def test_a_full_batch_leaves_out_a_correction_that_waits_and_its_answers() -> None:
+    praise = [f"praise {number}" for number in range(16)]
+    batcher = batcher_with(said("a"), rehearsal("own"), rehearsal("past", "another"), *map(tiny.sample, praise))
+    assert names(batcher.due(parent_version=0, now_ms=1)) == [*praise, "past"]
+
+
+def test_where_steps_are_taken_by_the_batch_a_correction_waits_like_all_others() -> None:
+    batcher = Batcher(replace(RULES, corrects=False))
+    for sample in (said("a"), *(rehearsal(f"own {number}") for number in range(CORRECTION_ANSWERS))):
+        batcher.receive(of(sample))
+    assert batcher.to_correct() == ()
+    assert batcher.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS) is None
+
+
+def holding(*samples: SampleAssembled) -> HintMemory:
+    memory = HintMemory()
+    for number, sample in enumerate(samples, 1):
+        for event in memory.to_hold(plan_of(Batch(samples=(), offsets=()), number), [sample], now_ms=number):
+            memory.learn(event)
+    return memory
+
+
+END = (90, 91)  # of a message
+
+
+def hinted(name: str, hint: str, *, body: tuple[int, ...], added: tuple[int, ...], joined: int = 0) -> SampleAssembled:
+    """A prompt and its hint before the end of the message; `joined` tokens before the hint became others."""
+    return replace(
+        said_so(name, hint),
+        prompt_ids=(*body, *END),
+        hinted_prompt_ids=(*body[: len(body) - joined], *added, *END),
+    )
+
+
+def test_a_correction_is_tried_on_its_own_prompt_and_on_others_of_the_same_key_in_turn() -> None:
+    b = hinted("b", "be brief", body=(1, 2, 3), added=(70, 50))
+    others = [b, replace(hinted("c", "in full", body=(4, 5), added=(70, 51)), key_name="another's")]
+    own = hinted("a", "keep it plain", body=(6, 7), added=(70, 52, 53))
+    asks = holding(*others).to_correct(own, 4, now_ms=9)
+    assert [ask.turn_id for ask in asks] == ["a", "b", "a", "b"]
+    assert {(ask.hint, ask.hint_id) for ask in asks} == {("keep it plain", OWN)}
+    assert [ask.prompt_ids for ask in asks[:2]] == [own.prompt_ids, b.prompt_ids]
+    assert asks[0].hinted_prompt_ids == own.hinted_prompt_ids
+    assert asks[1].hinted_prompt_ids == (1, 2, 3, 70, 52, 53, *END)
+    assert len({(ask.turn_id, ask.number) for ask in asks}) == len({ask.session_id for ask in asks}) == 4
+    assert all(ask.number < 0 for ask in asks)
+    assert holding(*others).to_correct(replace(own, num_feedback=1), 4, now_ms=9) == asks
+
+
+def test_a_hint_that_was_joined_to_the_token_before_it_goes_to_prompts_that_end_with_the_same_one() -> None:
+    own = hinted("a", "keep it plain", body=(6, 20), added=(71, 52, 30), joined=1)  # "?" and a line's end: one token
+    alike = hinted("b", "be brief", body=(1, 2, 20), added=(71, 50), joined=1)
+    apart = hinted("c", "in full", body=(4, 5), added=(70, 51))
+    asks = holding(alike, apart).to_correct(own, 3, now_ms=9)
+    assert [ask.turn_id for ask in asks] == ["a", "b", "a"]
+    assert asks[1].hinted_prompt_ids == (1, 2, 71, 52, 30, *END)
+
+
+def test_where_all_end_with_one_token_the_hinted_prompt_says_the_same_in_the_same_order() -> None:
+    own = hinted("a", "keep it plain", body=(6, 20), added=(71, 52, 20), joined=1)  # the hint ends with "?", too
+    other = hinted("b", "be brief", body=(1, 2, 20), added=(71, 50, 20), joined=1)
+    [_, ask] = holding(other).to_correct(own, 2, now_ms=9)
+    assert ask.hinted_prompt_ids == (1, 2, 71, 52, 20, *END)
+
+
+def test_a_prompt_whose_hint_stands_elsewhere_is_left_out() -> None:
+    own = hinted("a", "keep it plain", body=(6, 7), added=(70, 52))
+    early = replace(said_so("b", "be brief"), prompt_ids=(1, 2, 3, *END), hinted_prompt_ids=(1, 70, 50, 2, 3, *END))
+    assert {ask.turn_id for ask in holding(early).to_correct(own, 4, now_ms=9)} == {"a"}
+
+
+@pytest.mark.parametrize(
+    "sample", [rehearsal("r"), replace(said("a"), sampling=replace(said("a").sampling, temperature=0.0))]
+)
+def test_nothing_is_asked_of_a_hint_that_cannot_be_rehearsed(sample: SampleAssembled) -> None:
+    assert HintMemory().to_correct(sample, 4, now_ms=1) == []
+
+
+async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=16, gate=False, cadence="correction")
+    engine = ScriptedBackend(script=lambda _: ScriptedAnswer(token_ids=(7, 8, 9, 1)), version="0")
+    session = Session("s", renderer=Small(), sampled=lambda text: tuple(b % tiny.VOCABULARY for b in text.encode()))
+    session.ask([user("2+2?")], "**4**")
+    session.ask([user("2+2?"), assistant("**4**"), user("no bold")], "4")
+    async with stages_from_turns_to_answers(log, engine):
+        await log.append(session.written)
+        events = await trained_until(log, chosen, 1)
+    [plan] = [event for event in events if isinstance(event, BatchPlanned)]
+    answers = {one.sample_id: one for one in await assembled(log) if one.hint_id is not None}
+    own, *taken = plan.sample_ids
+    assert own not in answers
+    assert len(taken) >= ENOUGH_ANSWERS
+    assert {answers[name].hint_id for name in taken} == {hint_id_of("policy", None, answers[taken[0]].hint or "")}
+    asks = [one.event for one in await toys.read(log, ANSWERS) if isinstance(one.event, RehearsalAsked)]
+    assert sum(ask.asked_at_ms <= plan.planned_at_ms for ask in asks) == CORRECTION_ANSWERS
+    again = await trained_until(log, chosen, 1)  # started once more, with nothing left to do
+    assert sum(isinstance(event, BatchPlanned) for event in again) == 1
+
+
+def test_the_gate_remembers_first_answers_to_people_and_none_that_rehearses() -> None:
+    memory = GateMemory().after([rehearsal("own"), said("a"), rehearsal("past", "another")])
+    assert [canary.prompt_ids for canary in memory.canaries] == [said("a").prompt_ids]
+
+
+@pytest.mark.parametrize(("rate", "num_steps"), [(1e-5, 4), (2e-4, 2), (0.3, 1)])
+def test_passes_over_a_correction_end_once_the_policy_moved_far_enough(base: Path, rate: float, num_steps: int) -> None:
+    trainer = Trainer(base, TrainingSettings(cadence="correction", learning_rate=rate))
+    trainer.update([said("a")], version=1, seed=1)
+    assert {int(state["step"]) for state in trainer._optimizer.state.values()} == {num_steps}
+    batchwise = Trainer(base, TrainingSettings(epochs=4, learning_rate=rate))
+    batchwise.update([said("a")], version=1, seed=1)
+    assert {int(state["step"]) for state in batchwise._optimizer.state.values()} == {4}
+
+
+def test_how_far_a_policy_moved_is_its_divergence_from_before_the_update() -> None:
+    before, after = torch.tensor([[-1.0, -2.0]]), torch.tensor([[-0.5, -2.5]])
+    known = LogProbs(before, before, None)
+    _, tally = policy_loss(
+        after, known, torch.ones_like(after), torch.ones_like(after).bool(), objective=Objective(kl=0.0)
+    )
+    assert tally.moved_sum == pytest.approx(math.exp(0.5) - 1 - 0.5 + math.exp(-0.5) - 1 + 0.5)
+
+
+def test_a_correction_is_passed_over_four_times_unless_told_otherwise() -> None:
+    assert TrainingSettings().epochs == 1
+    assert TrainingSettings(cadence="correction").epochs == 4
+    assert TrainingSettings(cadence="correction", epochs=2).epochs == 2
+    assert TrainingSettings(cadence="correction").refreshes
