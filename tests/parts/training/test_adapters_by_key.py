@@ -36,7 +36,7 @@ from clawstream.training.checkpoints import latest
 from clawstream.training.loop import train
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.training import tiny
-from tests.parts.training.test_batches import plan_of
+from tests.parts.training.batches.test_batches import plan_of
 from tests.parts.training.test_loop import names, settings
 from tests.parts.training.test_loop import said as policy_said
 from tests.unit.stream import toys
