@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol, TypeVar
@@ -17,7 +16,6 @@ import aiohttp
 from clawstream.config import EngineSettings, GatewaySettings, PolicySettings, SamplesSettings, Settings
 from clawstream.events import Event, ExchangeCompleted
 from clawstream.gateway.app import BOUNDS, GatewayLog, serve
-from clawstream.gateway.http import pages
 from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.outbox.spool_file import Fsync
 from clawstream.rendering.renderer import PromptRenderer
@@ -31,9 +29,6 @@ E = TypeVar("E", bound=Event)
 Json = dict[str, Any]
 QUESTION: list[Json] = [{"role": "user", "content": "What is 2+2?"}]
 WITHIN_S = 10.0
-
-# To parse this document takes three quarters of what a gateway's start takes: one process, one time.
-pages.openapi_json = cache(pages.openapi_json)
 
 
 class AnyLog(GatewayLog, Protocol):
