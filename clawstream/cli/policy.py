@@ -14,7 +14,7 @@ from rich.table import Table
 from clawstream import layout
 from clawstream.cli.process import AsJson, Context, Key, ask_log, harmless, log_to_stderr
 from clawstream.config import Settings
-from clawstream.errors import OperatorError
+from clawstream.errors import ConfigError, OperatorError
 from clawstream.stream.stage import now_ms
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
 def merge(
     context: typer.Context,
     at_least: Annotated[
-        int | None, typer.Option(min=1, help="Of so many keys; by default of more than half of those with an adapter.")
+        int | None, typer.Option(min=2, help="Of so many keys; by default of more than half of those with an adapter.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,6 +96,11 @@ def merge(
     follows them. New keys begin with it; keys that have an adapter keep their own.
     """
     settings = _settings(context, None)
+    if not (settings.training.rehearsed_share or settings.training.corrects):
+        raise ConfigError(
+            f"training.method = {settings.training.method!r}, rehearsal_share = {settings.training.rehearsed_share:g}: "
+            "hints are not held, so none can be merged. Nothing was merged"
+        )
 
     async def main(log: "KafkaLog") -> "tuple[int, list[list[HintHeld]]]":
         from clawstream.cli.hints import memory_of
@@ -109,7 +114,7 @@ def merge(
         said = await family_events(log, topics.MEMORY, own)
         taken = await family_events(log, topics.POLICY, own)
         keys = sorted({event.policy_id for event in taken if key_of_policy(event.policy_id) is not None})
-        least = at_least or len(keys) // 2 + 1
+        least = at_least or max(2, len(keys) // 2 + 1)
         found = common([memory_of(key, said, taken) for key in keys], own, at_least=least)
         at_ms, version = now_ms(), newest(versions(taken, own)) or 0
         held = [[merged_into(one, version, at_ms) for one in prompts] for prompts in found]

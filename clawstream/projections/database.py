@@ -7,20 +7,24 @@ revisions, then adds missing tables and columns, so only other changes need a re
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from psycopg import sql
 from sqlalchemy import Column, Connection, Engine, create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 from sqlalchemy.schema import CreateColumn
 
 from clawstream.errors import ConfigError, DatabaseMismatch, PartUnavailable
-from clawstream.projections import accounts, dictionary
-from clawstream.projections.tables import metadata
+from clawstream.projections import accounts
+from clawstream.projections.accounts import driver_of
+from clawstream.projections.tables import RELATION_MEANINGS, RELATIONS, meaning, metadata
 from clawstream.resources import folder
 
 CONNECT_TIMEOUT_S = 5
@@ -30,6 +34,23 @@ _COLUMNS = """
     WHERE relkind = 'r' AND pg_table_is_visible(attrelid) AND attnum > 0 AND NOT attisdropped
 """
 _POSTGRES_NAMES = ("postgres", "postgresql", "postgresql+psycopg")
+_KINDS = {"r": "TABLE", "v": "VIEW"}
+_FOUND = text("""
+    SELECT relname, relkind::text, obj_description(c.oid, 'pg_class'),
+        attname, format_type(atttypid, atttypmod), col_description(c.oid, attnum)
+    FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid
+    WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'v') AND relname = ANY(:relations)
+        AND attnum > 0 AND NOT attisdropped
+    ORDER BY relkind DESC, relname, attnum
+""")
+_HEAD = """# Data dictionary
+
+What stands in the database. The same words are comments there, so that SQL tools show them (`\\d+ exchanges` in psql).
+How to get in: [inspect.md](inspect.md#with-other-tools). NULL is a value of its own, never a zero. Texts and JSON are
+stored with U+241B, a small u and four hex digits for the few characters that Postgres can't hold.
+
+Printed by `clawstream db dictionary`.
+"""
 
 
 def connect(url: str, *, application: str = "clawstream", schema: str | None = None) -> Engine:
@@ -73,7 +94,7 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
                 command.upgrade(config, "head")
             if _complete(connection) or found != expected:
                 connection.connection.cursor().execute((folder("migrations") / "views.sql").read_text())
-            dictionary.describe(connection)
+            _describe(connection)
             if schema is None:
                 accounts.make(connection, url)
             return expected
@@ -142,7 +163,7 @@ def for_tools(url: str) -> str:
 def page(url: str) -> str:
     """Return the data dictionary of the database; raises what `looking` raises."""
     with looking(url) as engine, engine.connect() as connection:
-        return dictionary.page(connection)
+        return _page(connection)
 
 
 def unreachable(engine: Engine, error: OperationalError) -> PartUnavailable:
@@ -210,3 +231,49 @@ def _config() -> Config:
     config.set_main_option("script_location", str(folder("migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    relation: str
+    kind: str
+    relation_comment: str | None
+    name: str
+    type: str
+    comment: str | None
+
+
+def _describe(connection: Connection) -> None:
+    """Set the comment of each table, view and column of the current schema."""
+    statements = []
+    for relation, columns in groupby(_columns(connection), lambda column: column.relation):
+        found = list(columns)
+        words, kind = RELATION_MEANINGS.get(relation), _KINDS[found[0].kind]
+        if found[0].relation_comment != words:
+            name = sql.Identifier(relation)
+            statements.append(sql.SQL(f"COMMENT ON {kind} {{}} IS {{}}").format(name, sql.Literal(words)))
+        for column in found:
+            words = meaning(relation, column.name)
+            if column.comment != words:
+                name = sql.Identifier(relation, column.name)
+                statements.append(sql.SQL("COMMENT ON COLUMN {} IS {}").format(name, sql.Literal(words)))
+    if statements:
+        driver_of(connection).execute(sql.SQL("; ").join(statements))
+
+
+def _page(connection: Connection) -> str:
+    """Return a page, in Markdown, of the current schema with its comments."""
+    parts = [_HEAD]
+    for kind, title in (("v", "Views"), ("r", "Tables")):
+        parts.append(f"\n## {title}\n")
+        of_kind = [column for column in _columns(connection) if column.kind == kind]
+        for relation, columns in groupby(of_kind, lambda column: column.relation):
+            found = list(columns)
+            parts.append(f"\n### `{relation}`\n\nA row is {found[0].relation_comment or '(not said)'}.\n\n")
+            parts.append("| column | type | |\n|---|---|---|\n")
+            parts += [f"| `{column.name}` | {column.type} | {column.comment or ''} |\n" for column in found]
+    return "".join(parts)
+
+
+def _columns(connection: Connection) -> list[_Column]:
+    return [_Column(*row) for row in connection.execute(_FOUND, {"relations": list(RELATIONS)})]

@@ -41,7 +41,7 @@ class Rehearsing:
                 if isinstance(event, HintHeld | HintRetired):
                     self._memory.learn(event)
         for step in steps:
-            self._memory.note(step.rehearsed)
+            self._memory.note(step.rehearsed, read_of=step.policy_version)
 
     @property
     def due_ms(self) -> int | None:

@@ -95,9 +95,9 @@ def choose(
 ) -> list[str]:
     """Return the names of the next batch's samples in training order: rehearsals last. Empty: no batch is due.
 
-    A batch is of corrections alone, or has none. Where no other is due, it may be of merged hints, and of rehearsals
-    alone. The answers to a correction's prompts are taken with it. So are all
-    other rehearsals that wait, the newest first, up to half of the batch.
+    A batch is of corrections alone, or has none. The answers to a correction's prompts are taken with it. So are all
+    other rehearsals that wait, the newest first, up to half of the batch. Where no other batch is due, one may be of
+    merged hints, and so of rehearsals alone.
     """
     fresh = {name: arrival for name, arrival in waiting.items() if arrival.sample.hint_id is None}
     rehearsals = {name: id_ for name, arrival in waiting.items() if (id_ := arrival.sample.hint_id) is not None}

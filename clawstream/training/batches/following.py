@@ -26,6 +26,7 @@ from clawstream.events import (
     SampleAssembled,
     SamplesPromoted,
     VersionPinned,
+    key_of_policy,
 )
 from clawstream.events.control import promotions
 from clawstream.inference.model_folder import version_name
@@ -175,6 +176,12 @@ class Following:
                 "so it settled none. Nothing is trained. Take that method, replay the log again under a new name, or "
                 "promote the live samples"
             )
+        if replay is not None and self._settings.policy.by_key and self._retraining is None:
+            raise ConfigError(
+                f"replay {replay} is promoted, and policy.adapters is 'by_key': its samples are of all keys, and would "
+                "train the shared policy alone. Nothing is trained. Take it back (`clawstream replay rollback`), or "
+                "train a policy of its own on it (`clawstream train --samples`)"
+            )
         for task in self.reading:
             task.cancel()
         of = self._settings.policy.id if self._retraining is None else self._retraining.of
@@ -190,7 +197,6 @@ class Following:
         self._logged.clear()
         self.all_read = False
         self._positions = {}
-        self._quarantine.turn()
         self.reading.append(asyncio.create_task(self._read(self._topics, self.batcher, executed_version)))
         log.info("samples_from replay=%s version=%d", replay, executed_version)
 
@@ -283,7 +289,8 @@ class Following:
     ) -> dict[tuple[str, int], int]:
         """Return where to read from; log each partition whose beginning lies after the newest executed plan's end."""
         for place, begin in begins.items():
-            if executed.get(place, begin) < begin:
+            # A key's policy ends long ago where nothing was said under its key since, so that nothing need be missing.
+            if executed.get(place, begin) < begin and key_of_policy(self._settings.policy.id) is None:
                 log.warning(
                     "samples_unread partition=%s-%s from=%d to=%d reason=past the topic's retention",
                     *place, executed[place], begin,

@@ -92,15 +92,21 @@ class HintMemory:
             hint.prompts = [*others, event][-PROMPTS_A_HINT:]
             self._hints[event.hint_id] = hint
 
-    def note(self, rehearsed: Iterable[Rehearsed]) -> None:
-        """Take in how open the hints were that a step rehearsed; of several answers to a hint the most open counts."""
+    def note(self, rehearsed: Iterable[Rehearsed], *, read_of: int | None = None) -> None:
+        """Take in how open the hints were that a step rehearsed; of several answers to a hint the most open counts.
+
+        `read_of` is the version that the step made, where the step was read from the log: a hint that was merged before
+        has a step less left then.
+        """
         found: dict[str, float] = {}
         for one in rehearsed:
             if one.open_nats is not None:
                 found[one.hint_id] = max(one.open_nats, found.get(one.hint_id, one.open_nats))
         for hint_id, open_nats in found.items():
-            if hint_id in self._hints:
-                self._hints[hint_id].open_nats = open_nats
+            if (hint := self._hints.get(hint_id)) is not None:
+                hint.open_nats = open_nats
+                if read_of is not None and hint.steps_left and read_of > hint.said.policy_version:
+                    hint.steps_left -= 1
 
     def to_hold(
         self, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, now_ms: int

@@ -2,8 +2,7 @@
 
 Every sample is in at most one batch, however often it is read: a plan on the log is executed as it stands, and no later
 plan takes a sample that it names. For a turn and a judge at most one revision is planned: the newest one read by then.
-The prompt of a later revision may be answered again. Until that request is on the log, every plan's offsets stay below
-the later revision, so a restart reads it again.
+The prompt of a later revision may be answered again; until that is asked for on the log, plans end below that revision.
 """
 
 from collections import Counter, defaultdict
@@ -136,6 +135,10 @@ class Batcher:
         """Return why a sample of ours can't be trained on; None: it can, or it is not ours to train on."""
         ours = self.wants(sample.sample_id) or self._refusal(sample) in (None, DropReason.UNTRAINABLE)
         return flaw(sample, self._rules.limits) if ours else None
+
+    def concerns(self, sample: SampleAssembled) -> bool:
+        """Return whether the sample is of the policy whose batches these are."""
+        return is_ours(sample, self._rules)
 
     def wants(self, sample_id: str) -> bool:
         """Return whether a plan that is still to be executed names the sample."""

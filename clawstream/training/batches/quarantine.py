@@ -7,6 +7,8 @@ between finds in the queue what is left to do; the plans say what was done.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from clawstream.errors import UndecodableRecord, UnusableEvent
 from clawstream.events import SampleAssembled
@@ -23,20 +25,23 @@ RETRY_S = 0.25
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Given:
+    """What of the dead letters was given to a batcher, or is none of its business."""
+
+    sample_ids: dict[DeadLetterId, str] = field(default_factory=dict)  # by the replayed dead letter that held it
+    lent: set[DeadLetterId] = field(default_factory=set)  # refused again, but offered for a pending plan
+    of_others: set[DeadLetterId] = field(default_factory=set)  # of other policies
+
+
 class TrainingQuarantine(Quarantine):
     """The trainer's dead letters; `on_change` is called when there is something new to `rule` about."""
 
     def __init__(self, topic: str, to: Log, *, on_change: Callable[[], None]) -> None:
         super().__init__(GROUP, [topic], to, ordered=False, retry_s=RETRY_S, on_change=on_change)
         self._failures = FailureRate(time.monotonic)
-        self._asked_for: dict[DeadLetterId, str] = {}  # sample ids, by the replayed dead letter that held them
-        self._lent: set[DeadLetterId] = set()  # refused again, but offered to the batcher for a pending plan
+        self._given: WeakKeyDictionary[Batcher, _Given] = WeakKeyDictionary()
         self._told: set[DeadLetterId] = set()
-
-    def turn(self) -> None:
-        """Begin again, for another batcher."""
-        self._asked_for.clear()
-        self._lent.clear()
 
     async def receive(self, record: Arrived, batcher: Batcher) -> None:
         """Give the record's sample to the batcher; an unusable record is in the queue when this returns.
@@ -44,14 +49,15 @@ class TrainingQuarantine(Quarantine):
         A sample that a pending plan names goes to the batcher in any case. Raises TooManyFailures where too many
         records can't be used.
         """
-        self._failures.read()
+        sample = _sample(record)
+        if sample is None or batcher.concerns(sample):
+            self._failures.read()
         error = _error(record, batcher)
         if error is not None and self.known.get(self.id_of(record)) is None:
             await self._refuse(self.dead_letter(record, error), error)
             flood = self._failures.too_many()
             if flood is not None:
                 raise flooded(GROUP, *flood)
-        sample = _sample(record)
         if sample is None:
             return
         if error is not None or not self.is_unused(record) or batcher.wants(sample.sample_id):
@@ -66,19 +72,22 @@ class TrainingQuarantine(Quarantine):
         """
         if not self.current.is_set():
             return
+        given = self._given.setdefault(batcher, _Given())
         for dead_letter in self.known:
             if dead_letter.id.topic != topic:
                 self._tell(dead_letter, topic)
             elif dead_letter.fate is Fate.DISCARD:
                 await self._close(dead_letter)
             elif dead_letter.fate is Fate.REPLAY:
-                await self._use(dead_letter, batcher)
-            elif dead_letter.waits and dead_letter.attempt > 1 and dead_letter.id not in self._lent:
+                await self._use(dead_letter, batcher, given)
+            elif dead_letter.waits and dead_letter.attempt > 1 and dead_letter.id not in given.lent:
                 for record in (await self.read([dead_letter])).values():
-                    self._lend(record, batcher)
+                    self._lend(record, batcher, given)
 
-    async def _use(self, dead_letter: DeadLetter, batcher: Batcher) -> None:
-        if dead_letter.id not in self._asked_for:
+    async def _use(self, dead_letter: DeadLetter, batcher: Batcher, given: "_Given") -> None:
+        if dead_letter.id in given.of_others:
+            return
+        if dead_letter.id not in given.sample_ids:
             records = await self.read([dead_letter])
             record = records.get(dead_letter.id)
             if record is None:
@@ -86,20 +95,21 @@ class TrainingQuarantine(Quarantine):
                 return
             sample, error = _sample(record), _error(record, batcher)
             if error is not None:
-                self._lend(record, batcher)
+                self._lend(record, batcher, given)
                 await self._refuse(dead_letter.again(error), error)
                 return
             if sample is not None:
                 if batcher.receive(arrival(record, sample, again=True)) is DropReason.OTHER_POLICY:
-                    return  # its own trainer closes it
-                self._asked_for[dead_letter.id] = sample.sample_id
-        if not batcher.holds(self._asked_for.get(dead_letter.id, "")):
+                    given.of_others.add(dead_letter.id)  # its own trainer closes it
+                    return
+                given.sample_ids[dead_letter.id] = sample.sample_id
+        if not batcher.holds(given.sample_ids.get(dead_letter.id, "")):
             await self._close(dead_letter)
 
-    def _lend(self, record: Arrived, batcher: Batcher) -> None:
+    def _lend(self, record: Arrived, batcher: Batcher, given: "_Given") -> None:
         """Give the batcher a refused sample that a pending plan names, so that the step can be taken (without it)."""
         sample = _sample(record)
-        self._lent.add(self.id_of(record))
+        given.lent.add(self.id_of(record))
         if sample is not None and batcher.wants(sample.sample_id):
             batcher.receive(arrival(record, sample, again=True))
 

@@ -149,3 +149,39 @@ async def test_a_reading_to_the_end_is_a_reader_of_its_own() -> None:
     found = [one async for records in log.follow([EXCHANGES], until_end=True) for one in records]
     assert all(isinstance(one, Record) for one in found)
     assert len(found) == 3
+
+
+async def test_one_that_begins_at_the_end_gets_nothing_of_what_was_read_for_others_after_it_came() -> None:
+    plain = Counting(MemoryBroker(partitions=3))
+    log = SharedLog.of(plain)
+    await plain.append([toys.done("a", number) for number in range(5)])
+    seen: list[list[Place]] = [[], []]
+    tasks = [
+        asyncio.create_task(followed(log, "earliest", seen[0])),
+        asyncio.create_task(followed(log, "latest", seen[1])),
+    ]
+    await settled(seen, [5, 0])
+    await plain.append([toys.done("a", 5)])
+    await settled(seen, [6, 1])
+    assert seen[1] == seen[0][5:]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_one_that_takes_nothing_and_leaves_holds_up_no_other() -> None:
+    plain = Counting(MemoryBroker(partitions=3))
+    log = SharedLog.of(plain)
+    idle = log.follow([EXCHANGES])
+    await plain.append([toys.done("a", 0)])
+    assert len(await anext(idle)) == 1
+    found: list[Place] = []
+    other = asyncio.create_task(followed(log, "earliest", found))
+    for number in range(1, 12):
+        await plain.append([toys.done("a", number)])
+        await asyncio.sleep(0.01)
+    assert len(found) < 12, "the reading waits for the one that takes nothing"
+    await idle.aclose()  # type: ignore[attr-defined]
+    await settled([found], [12])
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)

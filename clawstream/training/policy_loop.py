@@ -1,0 +1,298 @@
+"""The training of one policy: a step at a time, planned on the log before it is taken, and published after it.
+
+It may be killed at any line and started again: the log and the checkpoints show what is left to do.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from clawstream.config import Settings
+from clawstream.config.training import CORRECTION_EPOCHS
+from clawstream.errors import UnusableCheckpoint
+from clawstream.events import (
+    BatchPlanned,
+    PolicyActivated,
+    PolicyEvent,
+    PolicyPublished,
+    SampleAssembled,
+    StepRejected,
+    StepTaken,
+)
+from clawstream.events.control import pinned
+from clawstream.inference.model_folder import version_name
+from clawstream.stream import topics
+from clawstream.stream.log import Log, of_policy
+from clawstream.stream.stage import now_ms
+from clawstream.training.batches.following import Following, Retraining, first_publication, policies_of
+from clawstream.training.batches.planning import Batch, Batcher, turn_of
+from clawstream.training.batches.progress import PolicyProgress, gone, rejection
+from clawstream.training.batches.quarantine import TrainingQuarantine
+from clawstream.training.batches.trainable import ModelLimits
+from clawstream.training.checkpoints import latest, prune, read
+from clawstream.training.rehearsing import Rehearsing
+from clawstream.training.stepping import Stepper
+
+log = logging.getLogger(__name__)
+
+_FOR_EVER_MS = 2**62
+
+
+class SharedParts(NamedTuple):
+    """What the policies that are trained here share."""
+
+    log: Log
+    thread: ThreadPoolExecutor  # runs torch, so that the event loop stays free for the log
+    stepper: Stepper
+    limits: ModelLimits
+    arrived: asyncio.Event
+    quarantine: TrainingQuarantine
+
+
+class PolicyLoop:
+    """The training of one policy. A key's begins, with its first plan, as the shared policy `began_with` is then."""
+
+    def __init__(
+        self, settings: Settings, parts: SharedParts, retraining: Retraining | None = None, *,
+        began_with: "PolicyLoop | None" = None,
+    ) -> None:  # fmt: skip
+        self.policy_id = settings.policy.id
+        self.found: set[str] = set()  # other policies on the log
+        self._settings, self._parts, self._log = settings, parts, parts.log
+        self._progress = PolicyProgress()
+        self._began_with = began_with
+        self._first_version = retraining.from_version if retraining is not None else 0
+        self._start = retraining.start if retraining is not None else None
+        self.lent: set[int] = set()  # versions that keys' policies began with
+        self._checkpoint = latest(settings.checkpoints_dir)
+        self.samples = Following(
+            settings, parts.log, self._progress, retraining, parts.limits,
+            arrived=parts.arrived, quarantine=parts.quarantine,
+        )  # fmt: skip
+        self.rehearsing = Rehearsing(settings, parts.log, on_change=parts.arrived.set)
+
+    async def open(self) -> None:
+        """Read the log so far, and write to it the outcomes that a killed process did not write."""
+        async for records in self._log.follow([topics.POLICY], "earliest", until_end=True):
+            for event in of_policy(records, self.policy_id):
+                self._progress.learn(event)
+            self.found |= policies_of(records)
+        self._find_start()
+        await self.rehearsing.open([step for _, step in sorted(self._progress.steps.items())])
+        await self.samples.read_promotions(until_end=True)
+        missing: list[PolicyEvent] = []
+        if self._began_with is None and self._first_version not in self._progress.published:
+            missing.append(self._first_publication())
+        if self._checkpoint is not None:
+            missing += self._progress.missing_events(self._checkpoint, now_ms=now_ms())
+        await self._write(missing)
+        written = self._progress.pending(self._version)
+        self.samples.turn_to(written[0].replay if written else self.samples.wanted, executed_version=self._decided)
+        log.info("training_starts policy=%s version=%d pending=%s", self.policy_id, self._version, bool(written))
+
+    def readers(self) -> list[Coroutine[None, None, None]]:
+        """Return what reads on in the log for as long as this policy is trained, beside its samples."""
+        promotions = self.samples.read_promotions(until_end=False)
+        return [self._read_policy(), promotions, self.rehearsing.follow()]
+
+    def _find_start(self) -> None:
+        """Set the version that a key's policy began with, where it has begun."""
+        if self._began_with is not None and self._progress.published:
+            self._first_version = min(self._progress.published)
+            if self._progress.published[self._first_version].manifest_sha256 is not None:
+                self._start = self._began_with.folder_of(self._first_version)
+            self._began_with.lent.add(self._first_version)
+
+    async def _begin(self) -> None:
+        """Have a key's policy begin as the shared one is now, unless it has begun."""
+        if self._began_with is not None and not self._progress.published:
+            self._first_version, self._start = self._began_with.newest
+            self._began_with.lent.add(self._first_version)
+            await self._write([self._first_publication()])
+
+    def _first_publication(self) -> PolicyPublished:
+        start, base = None if self._start is None else read(self._start), self._settings.engine.base_policy
+        return first_publication(self.policy_id, base, start, now_ms=now_ms())
+
+    def folder_of(self, version: int) -> Path:
+        """Return where a version lies, if it is still there."""
+        return self._settings.checkpoints_dir / version_name(version)
+
+    @property
+    def newest(self) -> tuple[int, Path | None]:
+        """The newest version, and where it lies; None: it is what this policy started from, the base."""
+        return self._version, self._start if self._checkpoint is None else self._checkpoint.path
+
+    @property
+    def used_up(self) -> bool:
+        """Whether a retraining is over: all samples are read, and all are trained on or `max_updates` is reached."""
+        nothing_left = self._batcher.num_waiting == 0 and self._batcher.pending() is None
+        return self.samples.all_read and (nothing_left or self._is_limited)
+
+    async def _read_policy(self) -> None:
+        """Follow which version engines serve, so that its checkpoint is never removed."""
+        async for records in self._log.follow([topics.POLICY], "latest"):
+            for event in of_policy(records, self.policy_id):
+                if isinstance(event, PolicyActivated):
+                    self._progress.learn(event)
+
+    async def advance(self) -> bool:
+        """Execute the plan that is pending, or write the next one; False: there is nothing to do yet."""
+        if self.samples.reading[-1].done():
+            self.samples.reading[-1].result()
+        await self.samples.rule()
+        pending = self._batcher.pending()
+        if pending is not None:
+            plan, samples = pending
+            if samples is None:
+                if self.samples.is_past(plan):
+                    raise gone(plan, self._batcher.missing(plan))
+                return False
+            if self.samples.is_live:
+                await self.rehearsing.hold(plan, samples)
+            await self._execute(plan, samples)
+            return True
+        if self.samples.wanted != self.samples.replay:
+            self.samples.turn_to(self.samples.wanted, executed_version=self._decided)
+            return False
+        if (back := self._rollback()) is not None:
+            await self._write([back])
+            self._batcher.plan(back)
+            return True
+        if self._is_limited:
+            return False
+        if corrections := self._batcher.to_correct():
+            await self.rehearsing.correct(corrections)
+            self._batcher.corrected(corrections, now_ms())
+        if self.samples.is_live:
+            await self.rehearsing.merge(self._decided)
+        at_ms = _FOR_EVER_MS if self.samples.all_read else now_ms()
+        batch = self._batcher.due(parent_version=self._version, now_ms=at_ms, merging=self.rehearsing.merging)
+        self.samples.tell_dropped()
+        if batch is None:
+            return False
+        await self._begin()
+        plan = self._plan(batch)
+        await self._write([plan])
+        self._batcher.plan(plan)
+        return True
+
+    @property
+    def _version(self) -> int:
+        if self._began_with is not None and not self._progress.published:
+            return self._began_with.newest[0]
+        return self._checkpoint.version if self._checkpoint is not None else self._first_version
+
+    @property
+    def _decided(self) -> int:
+        """The newest version number that is taken: `_version`, or the number of a later step that was rejected."""
+        return self._progress.decided(self._version)
+
+    @property
+    def _batcher(self) -> Batcher:
+        return self.samples.batcher
+
+    @property
+    def _is_limited(self) -> bool:
+        limit = self._settings.training.max_updates
+        return limit is not None and self._progress.num_updates(self._first_version, self._version) >= limit
+
+    @property
+    def patience_s(self) -> float | None:
+        """How long until a smaller batch is due, as its oldest sample waited long enough; None: none will be due."""
+        due_ms = min((ms for ms in (self._batcher.due_ms, self.rehearsing.due_ms) if ms is not None), default=None)
+        if due_ms is None or self._batcher.pending() is not None or self._is_limited:
+            return None
+        return max(0.05, (due_ms - now_ms()) / 1000)
+
+    def _plan(self, batch: Batch) -> BatchPlanned:
+        training = self._settings.training
+        if batch.samples and all(sample.hint_id is not None for sample in batch.samples):  # of merged hints
+            training = training.model_copy(update={"cadence": "correction", "epochs": CORRECTION_EPOCHS})
+        return BatchPlanned(
+            policy_id=self.policy_id,
+            policy_version=self._decided + 1,
+            parent_version=self._version,
+            sample_ids=tuple(sample.sample_id for sample in batch.samples),
+            offsets=batch.offsets,
+            seed=training.seed * 1_000_003 + self._decided + 1,
+            settings=training.resolved.model_dump_json().encode(),
+            planned_at_ms=now_ms(),
+            replay=self.samples.replay,
+            turns=tuple(map(turn_of, batch.samples)),
+            advantages=batch.advantages,
+        )
+
+    def _rollback(self) -> BatchPlanned | None:
+        asked = self._progress.rollback(self.samples.rollbacks)
+        if asked is None:
+            return None
+        plan = self._plan(Batch(samples=(), offsets=()))
+        return replace(plan, parent_version=asked.to_version, rollback=asked.number)
+
+    def _folder_of(self, version: int) -> Path | None:
+        """Return where a version lies, verified; None: it is the base. Raises UnusableCheckpoint."""
+        if version == self._first_version:
+            return None if self._start is None else read(self._start).path
+        if self._checkpoint is not None and version == self._checkpoint.version:
+            return self._checkpoint.path
+        return read(self.folder_of(version)).path
+
+    async def _execute(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> None:
+        recorded = self._progress.steps.get(plan.policy_version)
+        try:
+            parent = self._folder_of(plan.parent_version)
+        except UnusableCheckpoint as error:
+            if plan.rollback is None or recorded is not None:
+                raise
+            # Without a rejection on the log the rollback would be carried out later, once the folder is back.
+            why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once it is there"
+            await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=now_ms()))
+            return
+        rejected = frozenset(self._progress.rejected)
+        execute = partial(
+            self._parts.stepper.execute, plan, samples, parent=parent, versions=self._settings.checkpoints_dir,
+            recorded=recorded, rejected=rejected,
+        )  # fmt: skip
+        outcome = await asyncio.get_running_loop().run_in_executor(self._parts.thread, execute)
+        if isinstance(outcome, StepRejected):
+            await self._reject(plan, outcome)
+            await self._rehearse(plan, None)
+            return
+        checkpoint = self._checkpoint = outcome
+        await self.samples.executed(plan)
+        await self._write(self._progress.missing_events(checkpoint, now_ms=now_ms()))
+        step = checkpoint.step
+        await self._rehearse(plan, step)
+        log.info(
+            "step_taken policy=%s version=%d samples=%d loss=%s grad_norm=%s step_ms=%d",
+            self.policy_id, checkpoint.version, len(samples), step.loss_nats, step.grad_norm, step.step_ms,
+        )  # fmt: skip
+        needed = self._progress.needed(self.samples.rollbacks, checkpoint.version) | pinned(self.samples.pins)
+        needed |= self.lent
+        prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, needed=needed)
+
+    async def _rehearse(self, plan: BatchPlanned, step: StepTaken | None) -> None:
+        """Ask for the rehearsals of the next batch; engines serve only the policy of the live samples."""
+        if self.samples.is_live:
+            await self.rehearsing.ask(plan, step)
+
+    async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
+        """Write the rejection; training goes on from the version before, and the samples are used up."""
+        await self._write([rejected])
+        await self.samples.executed(plan, rejected=True)
+        log.error(
+            "step_rejected policy=%s version=%d stays=%d samples=%d reason=%r",
+            self.policy_id, plan.policy_version, plan.parent_version, len(plan.sample_ids), rejected.reason,
+        )  # fmt: skip
+
+    async def _write(self, events: Sequence[PolicyEvent]) -> None:
+        if events:
+            await self._log.append(events)
+        for event in events:
+            self._progress.learn(event)
