@@ -131,6 +131,7 @@ async def test_no_client_sees_a_finish_before_the_spool_is_on_the_disk(tokenizer
         async with asyncio.timeout(WITHIN_S):
             while not syncing.is_set():
                 await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)  # a finish that was sent by now would be read
         assert b'finish_reason":"stop"' not in seen
         synced.set()
         await reading
