@@ -116,6 +116,7 @@ async def test_of_two_rollbacks_the_newest_counts(base: Path, tmp_path: Path) ->
     assert [(p.parent_version, p.rollback) for p in of(events, BatchPlanned)[3:]] == [(2, 2)]
 
 
+@pytest.mark.slow
 async def test_a_version_that_is_not_on_disk_any_more_is_not_gone_back_to_also_when_it_is_there_again(
     base: Path, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ async def test_a_version_that_is_not_on_disk_any_more_is_not_gone_back_to_also_w
     assert str(gone) in rejected.reason
 
 
+@pytest.mark.slow
 async def test_a_version_that_is_asked_for_is_kept_until_it_is_gone_back_to(base: Path, tmp_path: Path) -> None:
     log = MemoryLog(MemoryBroker())
     await log.append(SAMPLES)

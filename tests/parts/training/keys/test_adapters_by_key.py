@@ -129,6 +129,7 @@ async def test_keys_that_come_later_and_a_restart_take_nothing_from_those_that_a
     assert [event.policy_version for event in published(events, "bob")] == [0, 1, 2]
 
 
+@pytest.mark.slow
 async def test_wherever_a_trainer_was_cut_off_each_key_comes_to_the_same_versions(base: Path, tmp_path: Path) -> None:
     own = {key: samples_of(key, 6) for key in KEYS}
     recorded = [one for pair in zip(*own.values(), strict=True) for one in pair]

@@ -52,6 +52,7 @@ def test_an_adapter_is_put_on_a_model_whose_files_name_its_weights_otherwise(
     assert_said(two, TorchModel.load(models["qwen3"], lora_rank=3).score(SUFFIXES, weights=None, budget_tokens=64))
 
 
+@pytest.mark.slow
 def test_a_head_in_the_files_is_not_tied_to_another_embedding_whatever_the_configuration_says(
     two: Processes, models: dict[str, Path], tmp_path: Path
 ) -> None:

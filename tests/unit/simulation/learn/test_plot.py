@@ -1,11 +1,14 @@
 """What a picture of several methods shows is not hidden by its own words."""
 
+import pytest
+
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.plot import curves_figure, people_figure
 from clawstream.simulation.learn.report import curves, lasting
 from tests.unit.simulation.learn.outcomes import REFERENCE, block_row, row
 
 
+@pytest.mark.slow
 def test_the_legend_of_many_curves_crosses_none_of_their_lines() -> None:
     rows = [
         row(0.8, 0.9, method=method, control=control)
