@@ -145,7 +145,7 @@ def load(path: Path | None) -> Settings:
 
 def _origin(location: tuple[int | str, ...], path: Path | None, values: Mapping[str, Any]) -> str:
     """Return what set the value: a variable, which overrides the file, or the file."""
-    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)]
+    names = [PREFIX + "__".join(map(str, location[:depth])).upper() for depth in (1, 2)] if location else []
     if values.get("environment") is not False:
         for name in os.environ:
             if name.upper() in names:
@@ -188,7 +188,8 @@ def _problem(item: dict[str, object]) -> str:
         return f"unknown key {key}: remove it, or see `clawstream config` for the keys there are"
     found = item.get("input")
     hidden = isinstance(found, dict) or "@" in repr(found) or key.endswith(("api_key", "password"))
-    return f"{key}: {item.get('msg')}" + ("" if hidden else f" (found {found!r})")
+    where = f"{key}: " if key else ""  # no key: the error is about several sections
+    return f"{where}{item.get('msg')}" + ("" if hidden else f" (found {found!r})")
 
 
 def dump(settings: Settings) -> str:

@@ -1,5 +1,6 @@
 """`clawstream config` explains each setting."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,4 +73,11 @@ def test_adapters_of_keys_are_refused_where_versions_are_fetched(tmp_path: Path)
     path = tmp_path / "c.toml"
     path.write_text('[policy]\nadapters = "by_key"\n[weights]\nurl = "http://trainer:1"\n')
     with pytest.raises(ConfigError, match=r"policy\.adapters is 'by_key'.*not fetched.*policy\.adapters = 'shared'"):
+        load(path)
+
+
+def test_adapters_of_keys_are_not_fetched_and_the_file_is_named_once(tmp_path: Path) -> None:
+    path = tmp_path / "clawstream.toml"
+    path.write_text('[policy]\nadapters = "by_key"\n[weights]\nurl = "http://trainer:9000"\n')
+    with pytest.raises(ConfigError, match=rf"^{re.escape(str(path))}: Value error, weights\.url is set"):
         load(path)
