@@ -59,10 +59,10 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     from clawstream.events import key_of_policy
     from clawstream.monitoring.policy import newest, versions
     from clawstream.stream import topics
-    from clawstream.stream.log import family_events
+    from clawstream.stream.log import policy_events
 
     settings = _settings(context, None)
-    told = ask_log(settings, "policy", lambda log: family_events(log, topics.POLICY, settings.policy.id))
+    told = ask_log(settings, "policy", lambda log: policy_events(log, topics.POLICY, settings.policy.id, by_key=True))
     rows = []
     for policy_id in sorted({event.policy_id for event in told} - {settings.policy.id}):
         known = versions(told, policy_id)
@@ -107,12 +107,12 @@ def merge(
         from clawstream.events import key_of_policy
         from clawstream.monitoring.policy import newest, versions
         from clawstream.stream import topics
-        from clawstream.stream.log import family_events
+        from clawstream.stream.log import policy_events
         from clawstream.training.batches.memory import common, merged_into
 
         own = settings.policy.id
-        said = await family_events(log, topics.MEMORY, own)
-        taken = await family_events(log, topics.POLICY, own)
+        said = await policy_events(log, topics.MEMORY, own, by_key=True)
+        taken = await policy_events(log, topics.POLICY, own, by_key=True)
         keys = sorted({event.policy_id for event in taken if key_of_policy(event.policy_id) is not None})
         least = at_least or max(2, len(keys) // 2 + 1)
         found = common([memory_of(key, said, taken) for key in keys], own, at_least=least)

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from typing import Literal, NamedTuple, Protocol
 
 from clawstream.errors import TryLater, UndecodableRecord
-from clawstream.events import Event, PolicyEvent, is_of_policy
+from clawstream.events import Event, PolicyEvent, is_ours
 from clawstream.stream.avro import Codec, ReadHeaders, key_bytes, traceparent_of
 from clawstream.stream.stage import Record
 
@@ -247,17 +247,11 @@ def of_policy(records: Iterable[Arrived], policy_id: str) -> list[PolicyEvent]:
     return [event for event in events if isinstance(event, PolicyEvent) and event.policy_id == policy_id]
 
 
-async def policy_events(log: EventLog, topic: str, policy_id: str) -> list[PolicyEvent]:
-    """Return the events of one policy that the topic has by now."""
-    batches = log.follow([topic], "earliest", until_end=True)
-    return [event async for records in batches for event in of_policy(records, policy_id)]
-
-
-async def family_events(log: EventLog, topic: str, shared_id: str) -> list[PolicyEvent]:
-    """Return the events that the topic has by now of a policy that all share, and of the keys' policies on it."""
+async def policy_events(log: EventLog, topic: str, policy_id: str, *, by_key: bool = False) -> list[PolicyEvent]:
+    """Return the events of one policy that the topic has by now; `by_key`: those of the keys' policies on it too."""
     batches = log.follow([topic], "earliest", until_end=True)
     events = [record.event async for records in batches for record in records if isinstance(record, Record)]
-    return [one for one in events if isinstance(one, PolicyEvent) and is_of_policy(one.policy_id, shared_id)]
+    return [one for one in events if isinstance(one, PolicyEvent) and is_ours(one.policy_id, policy_id, by_key=by_key)]
 
 
 def past_the_end(offsets: Mapping[PartitionId, int], ends: Mapping[PartitionId, int]) -> list[PartitionId]:

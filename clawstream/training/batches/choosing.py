@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
-from clawstream.events import SampleAssembled, hint_id_of, is_of_policy
+from clawstream.events import SampleAssembled, hint_id_of
 from clawstream.training.batches.trainable import ModelLimits, hint_counts
 
 CORRECTION_ANSWERS = 12  # asked for at a correction
@@ -55,13 +55,6 @@ class BatchRules:
     max_unsettled_ms: int | None = None  # how long a sample waits for its group's settlement; None: for ever
     limits: ModelLimits = field(default_factory=ModelLimits)
     corrects: bool = False  # a correction is trained on as soon as its hint has enough answers of its own
-
-
-def is_ours(sample: SampleAssembled, rules: BatchRules) -> bool:
-    """Return whether the policy that gave the sample's answer is the one that is trained on it."""
-    if rules.of_keys_too:
-        return is_of_policy(sample.policy_id, rules.policy_id)
-    return sample.policy_id == rules.policy_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import chain
 from typing import TypeVar
 
-from clawstream.events import NOBODY, BatchPlanned, GroupSettled, PlannedTurn, SampleAssembled, TopicOffset
+from clawstream.events import NOBODY, BatchPlanned, GroupSettled, PlannedTurn, SampleAssembled, TopicOffset, is_ours
 from clawstream.training.batches.choosing import (
     Arrival,
     BatchRules,
@@ -21,7 +21,6 @@ from clawstream.training.batches.choosing import (
     corrected_hint,
     corrects,
     due_ms,
-    is_ours,
     to_correct,
 )
 from clawstream.training.batches.progress import first_plans, versions_behind
@@ -138,7 +137,7 @@ class Batcher:
 
     def concerns(self, sample: SampleAssembled) -> bool:
         """Return whether the sample is of the policy whose batches these are."""
-        return is_ours(sample, self._rules)
+        return is_ours(sample.policy_id, self._rules.policy_id, by_key=self._rules.of_keys_too)
 
     def wants(self, sample_id: str) -> bool:
         """Return whether a plan that is still to be executed names the sample."""
@@ -239,7 +238,7 @@ class Batcher:
         rules = self._rules
         if any(sample.sample_id in known for known in (self._taken, self._stale, self._waiting)):
             return DropReason.REPEATED
-        if not is_ours(sample, rules):
+        if not self.concerns(sample):
             return DropReason.OTHER_POLICY
         if sample.hint_id in self._taken_back:
             return DropReason.SUPERSEDED

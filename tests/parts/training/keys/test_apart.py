@@ -66,9 +66,8 @@ async def test_a_replayed_dead_letter_of_a_key_is_closed_once_its_own_policy_was
     [told] = await quarantine.dead_letters(log)
     await log.mark([DeadLetterMark(id=letter, key=told.key, attempt=1, fate=Fate.REPLAY)])
     async with training(log, chosen):
-        for number in range(3):  # passes of all policies
-            await log.append(samples_of("bob", 1, begin=5 + number))
-            await asyncio.sleep(0.3)
+        await log.append(samples_of("bob", 2, begin=5))
+        await until_published(log, "bob", 1)  # by then all policies had turns
         assert (await quarantine.dead_letters(log))[0].fate is Fate.REPLAY
     await log.append(samples_of("alice", 2, begin=10))
     async with training(log, chosen):
