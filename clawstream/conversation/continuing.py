@@ -32,7 +32,7 @@ class ShownAnswer:
     output_ids: TokenIds  # the stop token included
     follows: Hashable  # the content of the last message that it answers
     template: Any  # the chat_template_kwargs of its request
-    said: Hashable
+    said: Hashable  # its `meaning`
 
 
 class EchoedAnswer(NamedTuple):
@@ -144,7 +144,10 @@ class Request:
 
 
 class _Step(NamedTuple):
-    """An answer, and a digest: of its echo's call ids, the messages behind it, and the next answer's template."""
+    """An answer, and a digest of what else its ids and those up to the next answer follow from.
+
+    That is the call ids in its echo, the messages behind it, and the template of the next answer.
+    """
 
     answer: ShownAnswer
     digest: bytes

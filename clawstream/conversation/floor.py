@@ -40,8 +40,9 @@ def is_cut(answer: ExchangeCompleted | AnswerRefreshed) -> bool:
 def mask(answer: ExchangeCompleted | AnswerRefreshed, *, rewarded: bool = True) -> Mask | RefusalReason:
     """Return 1 for each output token that is trained on and 0 for the others; or why no token is trained on.
 
-    A cut answer is trained on whatever is in it, as its reward is known: thinking alone, or one thing over and over.
-    An answer that is not `rewarded`, as one given again, has its hint alone, which says nothing of an answer's end.
+    An answer without text, a truncated one and a looping one are not trained on. A cut answer is, whatever is in it, if
+    it is `rewarded`: its cut is its reward. An answer given again is not rewarded: it has only a hint, which says
+    nothing of where an answer ends.
     """
     if not answer.output_ids:
         return RefusalReason.EMPTY_ANSWER
@@ -82,11 +83,11 @@ def num_thinking(message: Message, output_ids: TokenIds, renderer: Renderer) -> 
 
 
 class Teaches(NamedTuple):
-    """Whether the trainer can use a sample of an answer: by a verdict of -1 or 1, by a hint, or as it stands."""
+    """Whether the trainer can use a sample of an answer: with a verdict of -1 or 1, with a hint, or without either."""
 
     by_verdict: bool
     by_hint: bool
-    unasked: bool = False  # it was cut, which is a reward that no verdict changes
+    unasked: bool = False  # without either: the answer was cut, which is a reward that no verdict changes
 
 
 def teaches(answer: ExchangeCompleted, learns: LearnsFrom) -> Teaches:
@@ -131,7 +132,7 @@ def second_looks(
     Interrupted answers don't count here, since the settings decide whether they have samples.
     """
     due: dict[str, SecondLook] = {}
-    served: set[int] = set()
+    decided: set[int] = set()  # starts of marks whose second look gave a usable sample
     for mark in marks:
         seen = turns[mark.start : mark.num_turns]
         if any(turn.turn_id not in verdicts or turn.turn_id not in hints for turn in seen):
@@ -140,7 +141,7 @@ def second_looks(
         whole = {turn_id: by for turn_id, by in known.items() if by is not None}
         if len(whole) < len(known):
             return SecondLooks(due=tuple(due.values()), settled=False)
-        if any(_serves(by, verdicts[turn_id], hints[turn_id]) for turn_id, by in whole.items()):
+        if any(_makes_usable(by, verdicts[turn_id], hints[turn_id]) for turn_id, by in whole.items()):
             continue
         # The turn with most votes for or against it; of equals `max` keeps the earliest.
         best = max(
@@ -148,16 +149,16 @@ def second_looks(
             key=lambda turn: verdicts[turn].num_positive + verdicts[turn].num_negative,
             default=None,
         )
-        if best is None or best in due or mark.start in served:
+        if best is None or best in due or mark.start in decided:
             continue
         due[best] = SecondLook(turn_id=best, num_turns=mark.num_turns)
         if best not in looks:
             return SecondLooks(due=tuple(due.values()), settled=False)
         if looks[best].score in (-1, 1):
-            served.add(mark.start)
+            decided.add(mark.start)
     return SecondLooks(due=tuple(due.values()), settled=True)
 
 
-def _serves(by: Teaches, verdict: VerdictReached, hint: Hint) -> bool:
+def _makes_usable(by: Teaches, verdict: VerdictReached, hint: Hint) -> bool:
     by_verdict = by.unasked or (by.by_verdict and verdict.score in (-1, 1))
     return by_verdict or (by.by_hint and isinstance(hint, HintFound))

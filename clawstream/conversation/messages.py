@@ -102,7 +102,7 @@ class Author(StrEnum):
 
     PERSON = "person"
     ENVIRONMENT = "environment"
-    CLIENT = "client"  # the client, for the model alone; or a person, to the client alone
+    CLIENT = "client"  # the client, for the model alone; or a person's command to the client: no conversation
 
 
 class MessagePiece(NamedTuple):
@@ -239,10 +239,10 @@ def said_in(message: Message) -> tuple[Hashable, ...]:
 
 def lines_of(message: Message) -> tuple[str, ...]:
     """Return each line of a user's message that the person wrote."""
-    return tuple(filter(None, map(str.strip, _spoken(message).split("\n"))))
+    return tuple(filter(None, map(str.strip, _persons_words(message).split("\n"))))
 
 
-def _spoken(message: Message) -> str:
+def _persons_words(message: Message) -> str:
     """Return the person's words, one part below the other."""
     return "\n".join(piece.text for piece in written_in(message) if piece.author is Author.PERSON)
 
@@ -276,7 +276,7 @@ def meaning(message: Message) -> Hashable:
 
 
 def _said(message: Message) -> tuple[str, tuple[tuple[str, str], ...]]:
-    text = _spoken(message) if role_of(message) == "user" else text_of(message).strip()
+    text = _persons_words(message) if role_of(message) == "user" else text_of(message).strip()
     return text, tuple((call.name, call.arguments) for call in tool_calls_of(message))
 
 

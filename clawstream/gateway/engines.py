@@ -35,7 +35,7 @@ from clawstream.stream.runner.calling import wait_at_most
 LOG = logging.getLogger(__name__)
 ANSWERS_WITHIN_S = 20.0  # after that the engine counts as away; longer than any change of weights
 BEHIND_FOR_S = 30.0  # engines are updated in turn; one that is not yet updated is offered for so long
-SLACK_REQUESTS = 4
+SLACK_REQUESTS = 4  # a session's engine may have so many requests more than the one with the fewest, or twice as many
 ASK_EVERY_S = 2.0
 _HOMES = 65_536  # sessions whose engine is remembered
 
@@ -58,10 +58,10 @@ class ServedEngine:
     adapters: Adapters = field(default_factory=dict)  # the loaded ones, those of keys' policies too
     problem: str | None = "not asked yet"
     in_flight: int = 0
-    newest_had: int = BASE_VERSION
-    doubted: asyncio.Event = field(default_factory=asyncio.Event)
-    patience: set[asyncio.Timeout] = field(default_factory=set)  # the timeouts of requests in flight
-    doubtful: set[asyncio.Timeout] = field(default_factory=set)  # those of streams that `give_up` has bounded
+    newest_had: int = BASE_VERSION  # the newest version that it ever served, as far as known
+    doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: a request failed, so ask the engine at once
+    timeouts: set[asyncio.Timeout] = field(default_factory=set)  # of requests in flight
+    bounded: set[asyncio.Timeout] = field(default_factory=set)  # of streams that `give_up` gave a time limit
 
     @property
     def version(self) -> int | None:
@@ -100,7 +100,7 @@ class ServedEngine:
         )
 
     async def ask(self) -> None:
-        """Ask the engine whether it answers and what it serves; weights noted meanwhile from an event stay."""
+        """Ask the engine whether it answers and what it serves; a version that an event names meanwhile stays."""
         self.doubted.clear()
         before = self.weights
         try:
@@ -117,7 +117,7 @@ class ServedEngine:
             self._refuse(logging.ERROR, "unfit", f"engine {self.url}: {too_small}; start it with the policy's model")
             return
         self.adapters = adapters_of(names)
-        self.told(weights, before)
+        self.reported(weights, before)
         if self.problem is not None:
             LOG.info("engine=%s state=ready version=%s", self.url, self.version)
         self.context_length_tokens, self.problem = info.context_length_tokens, None
@@ -127,7 +127,7 @@ class ServedEngine:
             LOG.log(level, "engine=%s state=%s reason=%s", self.url, state, problem)
         self.problem = problem
 
-    def told(self, weights: int, before: int | None) -> None:
+    def reported(self, weights: int, before: int | None) -> None:
         """Note the `weights` that the engine reported, unless the noted ones, `before`, changed while it was asked."""
         # Events don't suffice: some may be missed, and an engine that was away may have older weights.
         if self.weights in (None, before):
@@ -139,22 +139,22 @@ class ServedEngine:
         Further calls leave a stream the time that it has left.
         """
         now = asyncio.get_running_loop().time()
-        for patience in self.patience:
-            if patience.when() is None:
-                self.doubtful.add(patience)
-                patience.reschedule(now + self.answers_within_s)
-            elif patience not in self.doubtful and not patience.expired():
-                patience.reschedule(now)
+        for timeout in self.timeouts:
+            if timeout.when() is None:
+                self.bounded.add(timeout)
+                timeout.reschedule(now + self.answers_within_s)
+            elif timeout not in self.bounded and not timeout.expired():
+                timeout.reschedule(now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineAttempt:
     """One attempt to have an engine answer a request, under a cache key (`extra_key`).
 
-    The key names the tenant and the version of weights that the engine is known to serve. No older weights filled the
-    cache under this key. A version is known only once the engine serves it. An engine that came back with older weights
-    has its cache emptied when it is updated (weights/stage.py). An engine may change its weights before the gateway
-    knows, so `check` discards an answer from a stale cache. Tested in tests/unit/gateway/test_cache_keys.py.
+    The key names the tenant, and the version of weights that the gateway knows the engine to serve. The cache under it
+    holds nothing of older weights: a version becomes known only once the engine serves it, and an engine that came back
+    with older weights has its cache emptied when it is updated (weights/stage.py). It may hold something of newer ones,
+    as an engine may change its weights before the gateway knows. `check` discards an answer from such a cache.
     """
 
     engine: ServedEngine
@@ -193,7 +193,7 @@ class EngineAttempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
+class EngineState:
     """The state of an engine when a request is placed."""
 
     version: int | None  # the one it serves; None: it does not answer
@@ -201,7 +201,7 @@ class EngineLoad:
     behind_s: float | None  # how long it has been offered without the newest version; None: it was not offered
 
 
-def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:
+def offered(engines: Sequence[EngineState]) -> tuple[bool, ...]:
     """Return which engines are offered: those that answer and are not behind, or else those with the newest version.
 
     An engine that came back with old weights is behind at once. One that waits for its turn in an update is behind
@@ -212,7 +212,7 @@ def offered(engines: Sequence[EngineLoad]) -> tuple[bool, ...]:
     return current if any(current) else tuple(newest is not None and engine.version == newest for engine in engines)
 
 
-def _is_current(engine: EngineLoad, newest: int | None) -> bool:
+def _is_current(engine: EngineState, newest: int | None) -> bool:
     if engine.version is None or newest is None or engine.version < engine.newest_had:
         return False
     return engine.version == newest or (engine.behind_s is not None and engine.behind_s <= BEHIND_FOR_S)
@@ -286,26 +286,26 @@ class Engines:
         return None if found is None else self.all[found].place(policy_id=policy_id, tenant=tenant, alone=alone)
 
     @contextmanager
-    def asked(self, session_id: str, place: EngineAttempt, patience: asyncio.Timeout) -> Iterator[None]:
-        """Count a request of the session as in flight during the block; if the engine is lost, `patience` expires."""
+    def asked(self, session_id: str, place: EngineAttempt, timeout: asyncio.Timeout) -> Iterator[None]:
+        """Count a request of the session as in flight during the block; `timeout` expires once the engine is lost."""
         engine = place.engine
         self._homes[session_id] = self.all.index(engine)
         self._homes.move_to_end(session_id)
         if len(self._homes) > _HOMES:
             self._homes.popitem(last=False)
         engine.in_flight += 1
-        engine.patience.add(patience)
+        engine.timeouts.add(timeout)
         try:
             yield
         finally:
-            engine.patience.discard(patience)
-            engine.doubtful.discard(patience)
+            engine.timeouts.discard(timeout)
+            engine.bounded.discard(timeout)
             engine.in_flight -= 1
 
     def offered(self) -> dict[ServedEngine, bool]:
         """Return for each engine whether it is offered requests."""
         now = self._clock()
-        found = dict(zip(self.all, offered([self._standing(engine, now) for engine in self.all]), strict=True))
+        found = dict(zip(self.all, offered([self._state(engine, now) for engine in self.all]), strict=True))
         if len(self.all) > 1:
             self._note(found, now)
         return found
@@ -342,10 +342,10 @@ class Engines:
                 engine.give_up()
             await wait_at_most(engine.doubted, ASK_EVERY_S)
 
-    def _standing(self, engine: ServedEngine, now: float) -> EngineLoad:
+    def _state(self, engine: ServedEngine, now: float) -> EngineState:
         answers = engine.problem is None and engine.context_length_tokens is not None
         behind_s = now - self._behind_since.get(engine.url, now) if engine.url in self._in_service else None
-        return EngineLoad(
+        return EngineState(
             version=(engine.version or BASE_VERSION) if answers else None,
             newest_had=engine.newest_had,
             behind_s=behind_s,

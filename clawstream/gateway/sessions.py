@@ -1,15 +1,17 @@
 """What the gateway remembers of sessions: which session a request continues, and what was sampled in it. Pure.
 
-All tables but the prompts are folds over answered exchanges, so a restart rebuilds them from the log; it forgets
-requests without an answer. Time comes in as an argument. Forgetting costs tokens and time, never an answer: the prompt
-of a forgotten session is rendered again, and a client that names a forgotten response is asked for its messages.
+A restart rebuilds all tables from the exchanges on the log, except the prompts and the requests without an answer.
+Time comes in as an argument. Forgetting costs tokens and time, never an answer: the prompt of a forgotten session is
+rendered again, and a client that names a forgotten response is asked for its messages.
 
-A conversation is recognised by a hash of all messages up to and including one of our answers, except a client's own
-blocks and system prompts, which some clients rewrite each time. Within one trace (W3C's `traceparent`) a second hash is
-used: of the words of people, tools and the policy alone. OpenClaw omits the text that it wraps around a person's words
-when it asks again after tools. Two conversations are never joined just because both lack a name. Where several sessions
+A conversation without a session id is recognised by a hash of all messages up to and including one of our answers. The
+hash leaves out system prompts and a client's own blocks, which some clients rewrite each time. Where several sessions
 have the very same messages, each is continued once before any is continued again; a request that is equal to an earlier
-one goes to that one's session. Where several sessions have only the second hash in common, none of them is continued.
+one goes to that one's session.
+
+A second hash holds only the words of people, tools and the policy, within one trace (W3C's `traceparent`). It is needed
+because OpenClaw wraps text around a person's words, and omits it when it asks again after tools. Where several sessions
+have this hash in common, none of them is continued.
 """
 
 import hashlib
@@ -26,7 +28,7 @@ from clawstream.gateway.outbox.recorder import PARENT_FOR_MS
 K = TypeVar("K")
 V = TypeVar("V")
 
-MAX_SESSIONS = 250_000  # and as many exchanges: about 1 kB each in all tables, so some 250 MB
+MAX_SESSIONS = 250_000  # also the most exchanges; one takes about 1 kB in all tables together
 _SHOWN_ROLES = ("user", "assistant", "tool")
 MAX_BYTES = 128 * 2**20  # of messages as JSON; each response counts with all messages before it
 MAX_TOKENS = 4_000_000  # of all sessions together, if there are several; a token takes about 36 bytes here
@@ -250,7 +252,7 @@ class KnownSession:
 
 
 class SampledAnswers:
-    """Sessions by id; time comes in as an argument."""
+    """What was sampled in each session; beyond `max_tokens` in all, the sessions silent for longest are dropped."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -261,7 +263,7 @@ class SampledAnswers:
         return len(self._sessions)
 
     def of(self, session_id: str, now_ms: int) -> KnownSession:
-        """Return the session's answers and prompts; none where it is not known, or was silent for PARENT_FOR_MS."""
+        """Return the session's answers and prompts; none if it is unknown or was silent for over PARENT_FOR_MS."""
         known, _ = self._sessions.get(session_id, (KnownSession(), 0))
         return known if now_ms - known.at_ms <= PARENT_FOR_MS else KnownSession()
 

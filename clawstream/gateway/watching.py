@@ -60,11 +60,11 @@ async def learn_sessions(
     async with _saying_that_it_waits():
         await until_done(read, "sessions=unread state=waiting", retry_s=AGAIN_AFTER_S, longest_s=AGAIN_AFTER_S)
     learning.learn(spooled)
-    if learning.odd:
-        first, why = next(iter(learning.odd.items()))
+    if learning.inconsistent:
+        first, why = next(iter(learning.inconsistent.items()))
         LOG.warning(
             "sessions=left_out exchanges=%d first=%s reason=%s; their sessions go on without them",
-            len(learning.odd), first, why,
+            len(learning.inconsistent), first, why,
         )  # fmt: skip
     LOG.info(
         "sessions=learned exchanges=%d unknown_parents=%d answers=%d",
@@ -109,7 +109,7 @@ class SessionLearner:
         self._by_key = by_key
         self.known: dict[str, WholeRequest] = {}
         self.num_unknown = 0  # exchanges whose parent is older than the window, or was left out
-        self.odd: dict[str, UnusableExchange] = {}  # by exchange id
+        self.inconsistent: dict[str, UnusableExchange] = {}  # exchanges that were left out, by id
 
     def learn(self, events: Iterable[Event]) -> None:
         """Fold the events in, in their order."""
@@ -118,9 +118,9 @@ class SessionLearner:
             if isinstance(event, SessionDone):
                 self._answers.forget(event.session_id)
             elif isinstance(event, ExchangeCompleted) and event.exchange_id not in self.known:
-                self._learn_unless_odd(event)
+                self._learn_if_consistent(event)
 
-    def _learn_unless_odd(self, event: ExchangeCompleted) -> None:
+    def _learn_if_consistent(self, event: ExchangeCompleted) -> None:
         parent = event.request.parent_exchange_id
         if parent is not None and parent not in self.known:
             self.num_unknown += 1
@@ -128,7 +128,7 @@ class SessionLearner:
         try:
             self._learn_exchange(event)
         except UnusableExchange as error:
-            self.odd.setdefault(event.exchange_id, error)
+            self.inconsistent.setdefault(event.exchange_id, error)
 
     def _learn_exchange(self, event: ExchangeCompleted) -> None:
         request = whole(replace(event.request, kept_tokens=0, token_ids=()), self.known)
@@ -159,7 +159,7 @@ class SessionLearner:
 
 
 async def learn_owners(log: Log, owners: Owners, from_ms: int) -> None:
-    """Learn all owners; those since `from_ms` are known already. Reads the log from where the owners' file ends.
+    """Read the log from where the owners' file ends until all owners are known; those since `from_ms` are already.
 
     Runs beside everything else, since it may read the whole log. While the log is away, this waits.
     """

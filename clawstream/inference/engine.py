@@ -279,11 +279,11 @@ class Behaviour:
 def behaviour(
     engine_spans: Sequence[WeightsSpan], logprobs_nats: Sequence[float | None], adapter_version: int | None = None
 ) -> Behaviour:
-    """Return which versions sampled the tokens; an engine names the full weights even under an adapter.
+    """Return which versions sampled the tokens. `adapter_version` is of the adapter that sampled; None: none did.
 
-    Where the full weights change below an adapter, the later tokens belong to no version: they get the number of the
-    new weights, and no log-probs. Raises TryLater where the engine's spans don't cover the tokens, or go back to an
-    older number: even a rollback is published under a new one.
+    `engine_spans` name the full weights, even under an adapter. Where these change under an adapter, the later tokens
+    are of no version: they get the number of the new weights, and no log-probs. Raises TryLater where the spans don't
+    cover the tokens, or go back to an older number: even a rollback is published under a new one.
     """
     spans = [span for span in engine_spans if span.num_tokens]
     num_named = sum(span.num_tokens for span in spans)
@@ -303,11 +303,11 @@ def behaviour(
         )
     if adapter_version is None or not versions:
         return Behaviour(versions=versions, logprobs_nats=logprobs_nats)
-    pinned, *rest = versions
+    first, *rest = versions
     lost = [None] * sum(span.num_tokens for span in rest)
     return Behaviour(
-        versions=(replace(pinned, policy_version=adapter_version), *rest),
-        logprobs_nats=[*logprobs_nats[: pinned.num_tokens], *lost],
+        versions=(replace(first, policy_version=adapter_version), *rest),
+        logprobs_nats=[*logprobs_nats[: first.num_tokens], *lost],
     )
 
 
@@ -329,7 +329,8 @@ class Served(NamedTuple):
     def cache_key(self, tenant: str | None = None) -> str:
         """Return the key under which a tenant's requests to these weights share cached prompts.
 
-        An engine caches apart what adapters computed. For policies of keys this does not rest on the engine alone.
+        Engines keep the caches of adapters apart themselves. A key's policy names its adapter here too, so that no key
+        gets another's cached prompts even if an engine fails to.
         """
         adapter = None if self.policy_id == shared_policy(self.policy_id) else self.adapter
         parts = (self.policy_id, adapter, str(self.weights), tenant)

@@ -27,7 +27,7 @@ from clawstream.errors import ClawstreamError, ConfigError, NotYet, TryLater
 from clawstream.events import is_ours
 from clawstream.inference.engine import EngineRefused, ScoreRequest, Scores, ServerInfo, VersionedEngine, served
 from clawstream.inference.http_borders import ASKING, PLAIN, bearer, parsed, read_body, read_error, shown
-from clawstream.inference.model_folder import difference, largest_token_id, spread, too_small_for, vocabulary
+from clawstream.inference.model_folder import difference, largest_token_id, too_small_for, vocabulary, vocabulary_sample
 from clawstream.inference.sglang import SglangEngine, engine_session
 
 CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; with more, servers only queue them
@@ -37,11 +37,12 @@ TEMPERATURE = 0.6  # votes of one case differ, and few are unreadable
 _CONNECT_S = 10.0
 _LONGEST_WAIT_S = 3600.0  # the longest wait that a judge may ask for (Retry-After)
 _SHARE_OF_TIME = 0.9  # after this share of a call's time, a reply that has begun is cut off: unusable
-_FRAME_BYTES, _TOKEN_BYTES = 64 * 2**10, 64  # a token has up to 12 characters, thought and said, escaped
+_FRAME_BYTES = 64 * 2**10  # of a reply's JSON around its text
+_TOKEN_BYTES = 64  # of up to 12 characters, escaped; in the reasoning and in the text
 _MOST_BYTES = 2 * 2**20  # a vote is one record, and a byte that is no UTF-8 is recorded as three
 _KEPT_CHARACTERS = 2000  # kept of an unusable reply
 _MOST_TOKENS = 2**31 - 1
-_PASSING = (401, 403, 408, 425, 429)  # asked again: an operator can correct a bad key while the votes wait
+_TEMPORARY = (401, 403, 408, 425, 429)  # asked again: an operator can correct a bad key while the votes wait
 _MOST_TRIAL_BYTES = 2**18
 _SHOWN_CHARACTERS = 200
 log = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ def name_of_teacher(settings: Settings) -> str | None:
 
 def _failure(name: str, status: int, raw: bytes, retry_after: str | None) -> TryLater | JudgeRefused:
     said = shown(raw.decode(errors="replace"))
-    if status in _PASSING or not 400 <= status < 500:
+    if status in _TEMPORARY or not 400 <= status < 500:
         return TryLater(f"judge {name}: status {status}, {said}; it is asked again", retry_after_s=_wait(retry_after))
     return JudgeRefused(f"judge {name}: status {status}, {said}; this vote is recorded as failed")
 
@@ -246,7 +247,7 @@ class TeacherClient:
         self._by_key = by_key
         self._unchecked: str | None = None  # why the teacher's vocabulary is not known to be the policy's
 
-    async def known(self, check: Callable[[], Awaitable[None]]) -> None:
+    async def score_after(self, check: Callable[[], Awaitable[None]]) -> None:
         """Score nothing until `check` has returned; `check` is called again as long as it raises TryLater."""
         self._unchecked = "its vocabulary is not checked yet"
         while self._unchecked is not None:
@@ -310,7 +311,7 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
         try:
             async with asyncio.TaskGroup() as tasks:
                 checking = tasks.create_task(
-                    found.known(lambda: refuse_another_vocabulary(asked, engine.base_policy, added_ids))
+                    found.score_after(lambda: refuse_another_vocabulary(asked, engine.base_policy, added_ids))
                 )
                 yield found
                 checking.cancel()
@@ -329,7 +330,7 @@ async def refuse_another_vocabulary(teacher: ScoringEngine, policy: Path, added_
     ours, theirs = vocabulary(policy), Path((await teacher.server_info()).model_path)
     wrong = too_small_for(largest_token_id(policy, added_ids), theirs)
     if wrong is None and ours is not None:
-        text = spread(ours)
+        text = vocabulary_sample(ours)
         expected = tuple(ours.encode(text, add_special_tokens=False).ids)
         found = await teacher.token_ids(text)
         if found is None:

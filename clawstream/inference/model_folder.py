@@ -25,7 +25,7 @@ from clawstream.events import BaseNamed, PolicyEvent
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_SPREAD = 2000
+_SAMPLE_TOKENS = 2000
 MANIFEST = "manifest.json"
 ADAPTER_CONFIG = "adapter_config.json"  # peft's description of an adapter
 STATE_FOLDER = "trainer"  # apart from the weights: engines load every safetensors file they find beside config.json
@@ -127,10 +127,10 @@ def difference(ours: Tokenizer, theirs: Tokenizer) -> str | None:
     return None
 
 
-def spread(tokenizer: Tokenizer) -> str:
-    """Return a text of tokens from all over the vocabulary, fewer than twice `_SPREAD` of them."""
+def vocabulary_sample(tokenizer: Tokenizer) -> str:
+    """Return a text of tokens from all over the vocabulary, fewer than twice `_SAMPLE_TOKENS` of them."""
     ids = sorted(tokenizer.get_vocab(with_added_tokens=True).values())
-    chosen = ids[:: max(1, len(ids) // _SPREAD)]
+    chosen = ids[:: max(1, len(ids) // _SAMPLE_TOKENS)]
     return "\n".join(tokenizer.decode([id_], skip_special_tokens=False) for id_ in chosen)
 
 
@@ -238,7 +238,7 @@ def fingerprint(folder: Path, digest: Digest = sha256_of_file) -> str:
     return _of_all(folder, [p for p in folder.iterdir() if p.suffix in _WEIGHTS or p.name == "config.json"], digest)
 
 
-def to_name(
+def naming_event(
     policy_id: str, base: Base, events: Sequence[PolicyEvent], *, checkpoints_dir: Path, now_ms: int
 ) -> BaseNamed | None:
     """Return the event that names `base` on the log of a policy; None: the log names it already.

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 
 from clawstream.config import LOOPBACK, KafkaSettings, PostgresSettings, Settings, dump, inherited_environment
-from clawstream.inference.model_folder import base_in, refuse_other, to_name
+from clawstream.inference.model_folder import base_in, naming_event, refuse_other
 from clawstream.inference.sglang import LOADS_WITHIN_S
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
 from clawstream.local.servers.accounts import write_private
@@ -46,7 +46,7 @@ async def name_base(policy_log: EventLog, settings: Settings) -> None:
     policy_id = settings.policy.id
     base = await asyncio.to_thread(base_in, settings.engine.base_policy, settings.cache_dir)
     events, now_ms = await policy_events(policy_log, topics.POLICY, policy_id), time.time_ns() // 1_000_000
-    named = to_name(policy_id, base, events, checkpoints_dir=settings.checkpoints_dir, now_ms=now_ms)
+    named = naming_event(policy_id, base, events, checkpoints_dir=settings.checkpoints_dir, now_ms=now_ms)
     if named is None:
         return
     await policy_log.append([named])

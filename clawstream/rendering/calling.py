@@ -144,6 +144,7 @@ def _all_but(*names: str) -> str:
         return found
 
     def broken_off(letters: str) -> str:
+        """Return the EBNF of any beginning of `letters`, none of them included."""
         found = f"{literal(letters[-1])}?"
         for letter in reversed(letters[:-1]):
             found = f"({literal(letter)} {found})?"

@@ -1,10 +1,12 @@
 """A model's tokenizer: how it is loaded, and how templates encode with it.
 
-A mark is a token added to the vocabulary, as `<|im_start|>` is. In texts marks are letters, so that only the template
-puts them into a prompt. Marks that templates themselves write as text (of thinking and of tool calls) can't be told
-apart from a user's, so they alone are marks in every text. A template's code walks over each id several times, but
-never looks at the ids of plain text. So a long text passes through it as one id, a LongText, which `spread` replaces by
-its ids. A folder's own Python code is run only where the settings trust it.
+A mark is a token added to the vocabulary, as `<|im_start|>` is. A mark in a message's text is encoded as letters, so
+that only the template puts marks into a prompt. The exceptions are the marks that templates themselves write as text
+(of thinking and of tool calls), since these can't be told apart from a user's.
+
+A template's code walks over each id several times, but never looks at the ids of plain text. So a long text passes
+through it as one id, a LongText, which `spread` replaces by its ids. A folder's own Python code is run only where the
+settings trust it.
 """
 
 import json
@@ -203,7 +205,7 @@ def _is_code(folder: Path) -> bool:
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes | None]:
-    """Return each token's bytes, by id; None without a token, and for special ones not written as text."""
+    """Return each token's bytes, by id; None for an id without a token, or of a special one never written as text."""
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = tokenizer.get_added_tokens_decoder()
     kinds = _kinds(json.loads(tokenizer.decoder.__getstate__())) if tokenizer.decoder is not None else set()

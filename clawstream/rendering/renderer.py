@@ -125,7 +125,7 @@ class PromptRenderer:
         self._call_form = "qwen3" if getattr(config, "tool_parser", None) == "qwen3" else config.name
         # Always encoded as headers, so a history with a message that is exactly one of these can't be bridged.
         self._headers = {header.strip() for header in ANSWER_HEADERS if any(mark in header for mark in marks)}
-        self._takes = probed(self._text_of_prompt)
+        self._capabilities = probed(self._text_of_prompt)
 
     @classmethod
     def of(cls, policy: PolicySettings, model_path: Path) -> "PromptRenderer":
@@ -300,7 +300,7 @@ class PromptRenderer:
         return tuple(self._tokenizer.encode(text.translate(UNPRINTABLE), add_special_tokens=False))
 
     def _fitted(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        standing = placed([shown(message) for message in messages], self._takes)
+        standing = placed([shown(message) for message in messages], self._capabilities)
         return fitted(standing, families.NAME if self.listed_tool_calls else self.family)
 
     def _text_of_prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:

@@ -27,8 +27,8 @@ DEFAULT = "default"  # the name of gateway.api_key
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _Limit = Annotated[int | None, Field(ge=1)]
 AGAIN_AFTER_S = 1
-_SHARES = 4  # where no limit is set, each of several keys may use 1 / _SHARES of the gateway's room; an only key all
-_ARRIVING = 4  # times max_in_flight: the most requests that may be here, those included whose bodies still arrive
+_SHARES = 4  # where no limit is set and there are several keys, each may have 1 / _SHARES of max_in_flight
+_ENTERED_AT_MOST = 4  # times max_in_flight: the most requests, including those whose bodies are still arriving
 _MINUTE_S = 60.0
 
 
@@ -91,7 +91,7 @@ class KeyRing:
         return found
 
     def with_key(self, key: Key) -> "KeyRing":
-        """Return the ring with `key` added, not `open`; a revoked key of its name is removed. Raises ConfigError."""
+        """Return a ring with `key` in place of any revoked key of its name, and not `open`. Raises ConfigError."""
         if not NAME.fullmatch(key.name) or key.name == DEFAULT:
             raise ConfigError(
                 f"the name {key.name!r} can't be given to a key; nothing was added. Use 1 to 64 letters, digits or "
@@ -206,7 +206,7 @@ class Limits:
         Each of several keys has a share of the gateway's room, unless its allowance or the settings say otherwise.
         Raises TooMuch without counting the request.
         """
-        if self._here.total() >= self._max_in_flight * _ARRIVING:
+        if self._here.total() >= self._max_in_flight * _ENTERED_AT_MOST:
             raise self._full()
         self._check_room(1)
         self._check_share(caller, 1, num_keys)

@@ -1,9 +1,9 @@
 """Which key owns a session: the first one that was answered in it, for ever.
 
-Only a key that is known to be the owner is taken for it. The log has every answer and its key. A file beside the spool
-has each session's owner (16 bytes of a hash, a number for the key), so that a look-up takes microseconds and no memory,
-however many sessions there were. A lost or damaged file is rebuilt from the log. Until that is done (`whole`), nobody
-with a key can go on with a session that is not in the file.
+The log has every answer and its key. A file beside the spool has each session's owner (16 bytes of a hash, a number
+for the key), so that a look-up takes microseconds and no memory, however many sessions there were. A lost or damaged
+file is rebuilt from the log. Until that is done (`whole`), a session that is not in the file may have an owner, so
+nobody with a key can go on with it.
 
 A refused request owns nothing. A request under way keeps other keys out of its session until it is over. Its key owns
 the session once a token of its answer is on the log.
@@ -64,7 +64,7 @@ def claim_of(event: Event) -> SessionClaim | None:
 
 
 class Owners:
-    """One log's owners, in a file, which is written as long as `run` runs, and by `close`. Raises PartUnavailable."""
+    """The owners of one log's sessions, in a file that `run` and `close` write. Raises PartUnavailable."""
 
     def __init__(self, path: Path, now_ms: Callable[[], int]) -> None:
         self._path = path
@@ -73,7 +73,7 @@ class Owners:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="owners")
         self._fresh: dict[bytes, SessionClaim] = {}  # not in the file yet, the earliest of each session
         self._keeping: Mapping[bytes, SessionClaim] = {}  # on their way into it
-        self._kept: dict[bytes, int] = {}  # newest sessions in the file: when the owner's answer ended, in ms
+        self._kept: dict[bytes, int] = {}  # of the newest sessions in the file: when the owner's first answer ended
         self._under_way: dict[str, dict[str | None, int]] = {}
         self._failing = False
         self._noted_at_ms = 0
@@ -180,6 +180,7 @@ class Owners:
         return list(self._keeping.values())
 
     def _whole_to_ms(self) -> int | None:
+        """Return up to when the log has no owner that is unknown here; None: it may have older ones."""
         return self._now_ms() - _CLOCKS_DIFFER_MS if self.whole else None
 
     def _write(self, claims: list[SessionClaim], read_to_ms: int | None) -> None:

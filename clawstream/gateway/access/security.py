@@ -93,14 +93,14 @@ class Guard:
 
             def grow(number: int) -> None:
                 nonlocal num_more
-                self._counted(lambda: self.limits.grow(caller, number, num_keys=self._num_keys()))
+                self._let_in(lambda: self.limits.grow(caller, number, num_keys=self._num_keys()))
                 num_more += number
 
             async def receiving() -> Message:
                 nonlocal begun
                 message = await receive()
                 if not begun and message["type"] == "http.request" and not message.get("more_body", False):
-                    self._counted(self.limits.begin)
+                    self._let_in(self.limits.begin)
                     begun = True
                 return message
 
@@ -115,14 +115,16 @@ class Guard:
     def _num_keys(self) -> int:
         return len(self.keys.ring().in_force) + (self.default_key is not None)
 
-    def _counted(self, let_in: Callable[[], None]) -> None:
+    def _let_in(self, check: Callable[[], None]) -> None:
+        """Run a check of the limits, and count a refusal in the metrics. Raises TooMuch."""
         try:
-            let_in()
+            check()
         except TooMuch as refused:
             self.metrics.limited.labels(refused.limit).inc()
             raise
 
     def _telling(self, send: Send, refused: BadRequest) -> Send:
+        """Return `send` with the key's rate in the headers, where that is what was exceeded; count the limit."""
         if not isinstance(refused, TooMuch):
             return send
         self.metrics.limited.labels(refused.limit).inc()

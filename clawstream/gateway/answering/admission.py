@@ -50,7 +50,7 @@ RETRY_AFTER_S = 2
 MAX_RECORDED_BYTES = 8 * 2**20  # the most that a record of the log holds
 _OWN_BYTES = 4096  # of a record, for its names, times and ids
 _TOKEN_BYTES = 4
-_MAX_TOKEN_BYTES = 64  # more bytes a token than any text has (2 to 6 on average)
+_MAX_TOKEN_BYTES = 64  # no text has so many bytes a token on average: 2 to 6 are usual
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -69,8 +69,8 @@ class PromptMaker:
     async def make(self, request: Request, known: KnownSession, *, context_length_tokens: int | None) -> Continued:
         """Return the request's prompt. Raises UnrenderableRequest, or TryLater where no thread is free in time."""
         echoes = find_echoes(request.messages, known.answers)
-        asked = (self._renderer, request, echoes, known.prompts)
-        make = partial(continue_prompt, *asked, context_length_tokens=context_length_tokens)
+        arguments = (self._renderer, request, echoes, known.prompts)
+        make = partial(continue_prompt, *arguments, context_length_tokens=context_length_tokens)
         if num_new_bytes(request, echoes, known.prompts) < _ASIDE_BYTES:
             return make()
         making = self._threads.submit(make)
@@ -159,7 +159,7 @@ class Admission:
         asked = await self._receive(scope, receive, read)
         chat = asked.chat
         if not chat.messages:
-            return self._farewell(asked)
+            return self._session_end(asked)
         _let_in_choices(asked, scope[GROW])
         session = self._session(asked)
         self._refuse_closed(session, asked.caller)
@@ -237,7 +237,7 @@ class Admission:
                 param="model",
             )
 
-    def _farewell(self, asked: _Asked) -> SessionEndRequest:
+    def _session_end(self, asked: _Asked) -> SessionEndRequest:
         session = asked.session
         if session is None:
             raise BadRequest("session_done without messages needs a session id: send X-Session-Id.", param="messages")

@@ -1,8 +1,9 @@
 """One answer: generate, show, record, and only then say how it ended.
 
-The client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has it. Before its
-first token, a request is put to its engine again if cache or adapter were not as assumed, and to another if the engine
-is lost. Any other failure, or the last try's, is told to the client and, where possible, recorded.
+The client sees `finish_reason` only after Kafka has acknowledged the exchange, or the spool's disk has it. A request
+that fails before its first token is tried again: at the same engine if cache or adapter were not as assumed, at another
+one if the engine is lost. After the last try, and for any other failure, the client is told, and the failure is
+recorded where possible.
 """
 
 import asyncio
@@ -103,7 +104,7 @@ class ExchangeInProgress:
             if failure is not None:
                 self.admission.metrics.asked_again.labels(failure.again.value).inc()
                 LOG.info("exchange=%s asked_again=%s why=%s", accepted.exchange_id, failure.again, failure.detail)
-            # An abort of a rid ends every request in SGLang whose rid begins with it. So no try's rid begins another's.
+            # SGLang aborts every request whose rid begins with the aborted one. No try's rid begins with another's.
             rid = f"{tries}-{accepted.exchange_id}" if tries else accepted.exchange_id
             failure = await self._ask(attempt, rid, deadline)
             if failure is None or failure.again is _Again.NOWHERE or self.capture.token_ids:
@@ -116,9 +117,9 @@ class ExchangeInProgress:
         """Ask one engine, and stream its tokens from the first one on."""
         self.capture, self.attempt, self.adapter_version = Capture(), attempt, attempt.adapter_version
         try:
-            async with asyncio.timeout_at(deadline) as patience:
-                with self.admission.engines.asked(self.exchange.accepted.session_id, attempt, patience):
-                    await self._stream(attempt, rid, patience)
+            async with asyncio.timeout_at(deadline) as time_limit:
+                with self.admission.engines.asked(self.exchange.accepted.session_id, attempt, time_limit):
+                    await self._stream(attempt, rid, time_limit)
         except EngineRefused as error:
             return await self._refused(attempt, error)
         except StaleCache as error:
@@ -137,14 +138,14 @@ class ExchangeInProgress:
             return _engine_failed((finish and finish.message) or "the engine gave the request up", _Again.ELSEWHERE)
         return None
 
-    async def _stream(self, attempt: EngineAttempt, rid: str, patience: asyncio.Timeout) -> None:
+    async def _stream(self, attempt: EngineAttempt, rid: str, time_limit: asyncio.Timeout) -> None:
         async with closing(attempt.engine.client.generate(self._request(attempt, rid))) as chunks:
             async for chunk in chunks:
                 if chunk.token_ids and self.capture.first_token_at_ms is None:
                     attempt.check(chunk)
                     self.admission.metrics.ttft_s.observe(perf_counter() - self.started)
-                if chunk.token_ids and patience.when() is not None:
-                    patience.reschedule(None)
+                if chunk.token_ids and time_limit.when() is not None:
+                    time_limit.reschedule(None)
                 self.capture.add(chunk, self.admission.now_ms())
                 if self.exchange.sampled is not None:
                     self.exchange.sampled.add(chunk)
@@ -257,8 +258,8 @@ class ExchangeInProgress:
     def _version(self) -> int | None:
         """The version that sampled all tokens so far; None where only the engine's last chunk could tell.
 
-        A chunk's tokens were sampled by the weights that it names or by older ones, but by none older than the
-        attempt's weights.
+        It is known where all chunks name the attempt's weights: a chunk's tokens were sampled by the weights that it
+        names or by older ones, and none by older ones than the attempt's.
         """
         if self.attempt is None or {policy_version(name) for name in self.capture.named} != {self.attempt.weights}:
             return None

@@ -218,7 +218,10 @@ class AnswerStream:
         return self._release(ended=False)
 
     def _count_content(self, before: str, end: int) -> None:
-        """Count the uncounted tokens up to `end` as content's if content changed; only a marker changes the field."""
+        """Count all tokens up to `end` that are not counted yet as content's, if content grew since it was `before`.
+
+        They are of one field, since only a marker changes the field.
+        """
         if not self._content.text:
             self.content_numbers.clear()  # also if content turned out to be reasoning
         elif self._content.text != before:

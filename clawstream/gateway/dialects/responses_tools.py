@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 from clawstream.gateway.requests.fields import BadRequest, items, mapping, text
 
 SEALED = "clawstream-"
-
-
 _CUSTOM, _NAMESPACED = "custom", "namespaced"
 
 
@@ -34,7 +32,7 @@ def flat_name(namespace: object, name: str) -> str:
 
 
 def read_tools(found: object, *, may_leave_out: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the functions, and those that the client offered in another form: custom ones, and those in a namespace.
+    """Return the tools as functions, and, for `offered`, which of them the client offered in another form.
 
     `may_leave_out`: the client offers tools of OpenAI's servers to any server. Raises BadRequest.
     """

@@ -65,7 +65,7 @@ class _Connection(HttpToolsProtocol):
         self._answering: RequestResponseCycle | None = None
         self._in_headers = False
         self._header_bytes = 0
-        self._framing_bytes = 0
+        self._framing_bytes = 0  # received bytes, less those that the body so far may have taken
         self._refused = BadRequest("This is not HTTP/1.1; the connection is closed.")
         self._head_to_parse = b""
 

@@ -167,7 +167,7 @@ class _Pages:
         self._here_alone = admission.settings.host in LOOPBACK  # only this machine's programs can connect
 
     def inside(self, page: Page) -> Page:
-        """Return the page, shown to this machine's programs if only they can connect, and to all who show a key."""
+        """Return the page behind a guard: who asks needs a key, unless only this machine's programs can connect."""
 
         async def shown(request: Request) -> Response:
             ours = self._here_alone and foreign_page(dict(request.headers)) is None
@@ -189,11 +189,11 @@ class _Pages:
 
     async def ready(self, _request: Request) -> Response:
         """Tell probes, which have no key, whether the gateway serves, but not what is missing."""
-        ready = self._ready(self._full())
+        ready = self._ready(self._recording_problem())
         return answer({"ready": ready}, 200 if ready else 503)
 
     async def readyz(self, _request: Request) -> Response:
-        full = self._full()
+        full = self._recording_problem()
         parts, ready = self._parts(full), self._ready(full)
         missing = [{"part": name, "problem": problem} for name, problem in parts if problem is not None]
         content = {"ready": ready, "missing": missing, "parts": [name for name, _ in parts], "spool": self._spool()}
@@ -220,7 +220,7 @@ class _Pages:
         """Return whether the gateway serves: one engine is enough, and Kafka may be away while the spool has room."""
         return full is None and any(engine.problem is None for engine in self._admission.engines.all)
 
-    def _full(self) -> str | None:
+    def _recording_problem(self) -> str | None:
         """Return why nothing of a new session can be recorded; None: it can, as far as is known."""
         return self._admission.delivery.problem(str(uuid.uuid4()))
 

@@ -86,9 +86,9 @@ class Delivery:
         self._stuck_by: type[Exception] | None = None
         self._spooling_since: float | None = None  # None: all records go straight to the log
         self._said_in_use = False
-        self._more = asyncio.Event()
-        self._waits = asyncio.Event()
-        self._alone: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._has_appends = asyncio.Event()
+        self._has_records = asyncio.Event()
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # by key
         self.oldest_ms: int | None = None  # of the records that wait; None: none does
 
     @property
@@ -146,10 +146,10 @@ class Delivery:
         records = [self._log.seal(event, traceparent) for event in events]
         key = records[0].key
         # One at a time: else the log could acknowledge the second append while the first goes to the spool.
-        async with self._alone.setdefault(key, asyncio.Lock()):
+        async with self._locks.setdefault(key, asyncio.Lock()):
             sent = None
             if self._quick and self._spooled_sessions.straight(key, healthy=self._log.healthy()):
-                sent = self._begun(self._straight(records))
+                sent = self._started(self._straight(records))
                 if await self._acknowledged(sent):
                     return
             await self._by_spool(records, key, sent)
@@ -159,7 +159,7 @@ class Delivery:
         if self._spooled_sessions.num_records:
             LOG.warning("spool=found path=%s records=%d", self._spool.path, self._spooled_sessions.num_records)
             self._said_in_use = True
-            self._waits.set()
+            self._has_records.set()
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep())
@@ -187,19 +187,19 @@ class Delivery:
         """Return whether the log acknowledged it in time."""
         await asyncio.wait((sent,), timeout=self._pace.patience_s)
         if not sent.done():  # the acknowledgement may have come and wait for this event loop
-            await self._measure_ourselves()
+            await self._measure_own_delay()
         return sent.done() and sent.result()
 
-    async def _measure_ourselves(self) -> None:
+    async def _measure_own_delay(self) -> None:
         """Measure the time that this process, as busy as it is, adds to an acknowledgement."""
         started = perf_counter()
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        self._pace = self._pace.beside(perf_counter() - started)
+        self._pace = self._pace.with_own_delay(perf_counter() - started)
 
     async def _by_spool(self, records: Sequence[Sealed], key: bytes, sent: asyncio.Task[bool] | None) -> None:
         """Return when the spool has the records or the log has acknowledged `sent`, whichever is sooner."""
-        spooling = self._begun(self._into_spool(records))
+        spooling = self._started(self._into_spool(records))
         waiting = {spooling} if sent is None or sent.done() else {spooling, sent}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if sent is not None and sent.done() and sent.result():
@@ -208,7 +208,7 @@ class Delivery:
             await asyncio.shield(spooling)
         except TryLater:
             if sent is None and self._spooled_sessions.straight(key, healthy=self._log.healthy()):
-                sent = self._begun(self._straight(records))
+                sent = self._started(self._straight(records))
             if sent is None or not await asyncio.shield(sent):
                 raise
 
@@ -216,7 +216,7 @@ class Delivery:
     def _timed(self) -> Iterator[None]:
         """Measure how long the log takes to acknowledge the records that the block sends."""
         if self._measuring is None or self._measuring.done():
-            self._measuring = self._begun(self._measure_ourselves())
+            self._measuring = self._started(self._measure_own_delay())
         ours = object()
         started = self._under_way[ours] = perf_counter()
         try:
@@ -225,7 +225,7 @@ class Delivery:
         finally:
             del self._under_way[ours]
 
-    def _begun(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _started(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Return a task that goes on when its caller is cancelled; asyncio does not warn if nobody sees its failure."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -246,7 +246,7 @@ class Delivery:
         self._spooled_sessions.enter(append.keys)
         self._say_in_use(started)
         self._appends.append(append)
-        self._more.set()
+        self._has_appends.set()
         await asyncio.shield(append.done)
         self._metrics.spooled.inc(len(records))
         self._metrics.spool_s.observe(perf_counter() - started)
@@ -254,11 +254,11 @@ class Delivery:
     async def _keep(self) -> None:
         """Write appends to the spool; those that come during one fsync go together into the next."""
         while True:
-            await self._more.wait()
-            self._more.clear()
+            await self._has_appends.wait()
+            self._has_appends.clear()
             await self._keep_together()
             if self._spooled_sessions.num_records:
-                self._waits.set()
+                self._has_records.set()
 
     async def _keep_together(self) -> None:
         self._keeping, self._appends = self._appends, []
@@ -286,12 +286,12 @@ class Delivery:
         """Hand waiting records to the log, the oldest first; never returns."""
         num_drained = 0
         while True:
-            await self._waits.wait()
+            await self._has_records.wait()
             try:
                 group = await self._on_disk(lambda: self._spool.next_group(self._group_bytes))
                 self.oldest_ms = group[0].at_ms if group else None
                 if not group:
-                    self._waits.clear()
+                    self._has_records.clear()
                     self._taken_to(None)
                     if num_drained and not self._spooled_sessions.num_records and not self._pace.slow:
                         self._say_drained(num_drained)
@@ -299,8 +299,8 @@ class Delivery:
                     continue
                 with self._timed():
                     await self._log.append_sealed([spooled.record for spooled in group])
-                # The note comes before these sessions' newer records may go straight to the log. So if the gateway is
-                # killed after that, none of the older ones is sent again behind them.
+                # Until `_taken_to` below, newer records of these sessions go to the spool. The note is on the disk
+                # before that, so a gateway that is killed never sends the older records again after newer ones.
                 await self._on_disk(partial(self._spool.taken_to, group[-1].end))
             except (TryLater, UnusableEvent, OSError) as error:
                 self._say_stuck(error)

@@ -94,7 +94,10 @@ def taken_up_to(file: BinaryIO) -> int:
 
 
 def damaged_frames(data: bytes) -> bytes:
-    """Return meaningless frames as long as `data`, which keep most of its bytes; `data` if none is so short."""
+    """Return frames without meaning that are together as long as `data` and keep most of its bytes.
+
+    Data too short for a frame is returned as it is.
+    """
     rest = data if len(data) <= MAX_BODY_BYTES else data[: MAX_BODY_BYTES // 2]
     if len(rest) <= _HEAD.size:
         return data  # too little for a frame

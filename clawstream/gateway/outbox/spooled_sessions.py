@@ -1,12 +1,12 @@
 """Which events go through the spool and which straight to the log, by session and by the log's pace. Pure.
 
 While a record of a session waits in the spool, the session's further records go through the spool too, so that the
-first copies on the log are in the order of the gateway's answers. Other sessions go straight; but once the log has
-failed to take a record, none does until the log has taken one out of the spool or none waits there.
+first copies on the log are in the order of the gateway's answers. Other sessions go straight to the log. Once the log
+has failed to take a record, no session does, until the log takes one from the spool or the spool is empty.
 
-The pace is a moving mean of acknowledgement times, so that a single late one does not make a broker count as slow. Each
-time counts as four bounds at most, so that a broker that is quick again is recognised after some fifteen
-acknowledgements. The time that our own busy event loop adds to each is measured separately and subtracted.
+The pace is a moving mean of acknowledgement times, so that a single late one does not make a broker count as slow. A
+time longer than four times the bound counts as four times the bound, so that a broker that is quick again is recognised
+after some fifteen acknowledgements. The time that our own busy event loop adds to each is measured and subtracted.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 _WEIGHT = 0.1  # of the newest acknowledgement
 _AT_MOST = 4  # times the bound
-_OURS_AT_MOST = 10  # times the bound; else a process that was suspended would measure that time too
+_OWN_AT_MOST = 10  # times the bound; a process that was suspended would measure hours
 
 
 class SpooledSessions:
@@ -65,7 +65,7 @@ class AckPace:
     """How long the log's acknowledgements take, and how long one of them is waited for."""
 
     bound_s: float
-    mean_s: float = 0.0  # of acknowledgements, without our own share
+    mean_s: float = 0.0  # of acknowledgements, less `own_s`
     own_s: float = 0.0  # what this process adds to each, when last measured
 
     @property
@@ -83,9 +83,9 @@ class AckPace:
         counted_s = min(max(0.0, latency_s - self.own_s), _AT_MOST * self.bound_s)
         return replace(self, mean_s=self.mean_s + _WEIGHT * (counted_s - self.mean_s))
 
-    def beside(self, own_s: float) -> "AckPace":
+    def with_own_delay(self, own_s: float) -> "AckPace":
         """Return the pace with `own_s`, at most ten bounds, as what this process adds to each acknowledgement."""
-        return replace(self, own_s=min(own_s, _OURS_AT_MOST * self.bound_s))
+        return replace(self, own_s=min(own_s, _OWN_AT_MOST * self.bound_s))
 
     def quick(self, waited_s: float) -> bool:
         """Return whether to wait for the log, whose oldest missing acknowledgement is `waited_s` old."""

@@ -1,10 +1,10 @@
 """The session, the turn type, the task and the attempt of a request, which each client names in its own way. Pure.
 
-An advantage is computed among all attempts at a task. So an unusable group header is refused by name, and a group
-belongs to its key (it is recorded as KEY/GROUP): no other key can join it, hold it open or skew it.
-
 An explicit name (header, then body) has precedence over anything read out of a message. An unusable name is refused
-wherever it stands, and no session id is invented here. OpenClaw's form was recorded from OpenClaw 2026.9.6, Codex's
+wherever it stands, a group's too, and no session id is invented here.
+
+A group belongs to its key, and is recorded as KEY/GROUP. Advantages are computed among all attempts of a group, so
+another key that could join it could skew them. OpenClaw's form was recorded from OpenClaw 2026.9.6, Codex's
 from Codex 0.169.0.
 """
 

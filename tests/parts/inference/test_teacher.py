@@ -166,7 +166,7 @@ async def test_a_teacher_is_not_asked_before_its_vocabulary_is_known_and_is_from
                 await both.score(WANTED)
             raise TryLater("connection refused")
 
-    await both.known(check)
+    await both.score_after(check)
     assert (asked.asked, tried) == ([], 3)
     assert (await both.score(WANTED)).student_version == 6
 

@@ -129,7 +129,7 @@ class World:
     def told(self, n: int) -> None:
         if self.answers:
             gateway, weights, before = self.answers.pop(n if n < 0 else n % len(self.answers))
-            self.gateways[gateway].told(weights, before)
+            self.gateways[gateway].reported(weights, before)
 
 
 ACTIONS = ("answer", "send", "prefill", "speak", "hear", "finish", "publish", "swap", "restart", "learn", "ask", "told")

@@ -215,7 +215,7 @@ async def test_what_is_in_flight_is_counted_until_it_ends_however_it_does() -> N
 
     with pytest.raises(TryLater):
         cut()
-    assert (place.engine.in_flight, place.engine.patience) == (0, set())
+    assert (place.engine.in_flight, place.engine.timeouts) == (0, set())
 
 
 async def test_new_sessions_go_where_the_least_is_in_flight() -> None:
@@ -291,8 +291,8 @@ async def test_requests_that_wait_on_a_hanging_engine_are_let_go_once_another_is
     hanging.client = Hangs("0")
 
     async def wait() -> None:
-        async with asyncio.timeout(3600) as patience:
-            with engines.asked("s", hanging.place(), patience):
+        async with asyncio.timeout(3600) as timeout:
+            with engines.asked("s", hanging.place(), timeout):
                 await asyncio.Event().wait()
 
     watching = asyncio.create_task(engines.watch())
@@ -309,18 +309,18 @@ async def test_a_stream_on_a_lost_engine_keeps_its_time_however_often_the_engine
     engine = served()
     engine.answers_within_s = 60.0
     engines = Engines("policy", [engine])
-    async with asyncio.timeout(None) as patience:
-        with engines.asked("s", engine.place(), patience):
+    async with asyncio.timeout(None) as timeout:
+        with engines.asked("s", engine.place(), timeout):
             engine.give_up()
-            until = patience.when()
+            until = timeout.when()
             assert until is not None
             engine.give_up()
-            assert patience.when() == until
-            patience.reschedule(None)  # a token came
+            assert timeout.when() == until
+            timeout.reschedule(None)  # a token came
             await asyncio.sleep(0)
             engine.give_up()
-            assert patience.when() is not None
-    assert engine.doubtful == set()
+            assert timeout.when() is not None
+    assert engine.bounded == set()
 
 
 async def test_requests_that_wait_on_the_only_engine_keep_waiting_when_it_does_not_answer() -> None:
@@ -330,14 +330,14 @@ async def test_requests_that_wait_on_the_only_engine_keep_waiting_when_it_does_n
     engines = Engines("policy", [engine])
     watching = asyncio.create_task(engines.watch())
     try:
-        async with asyncio.timeout(60) as patience:
-            with engines.asked("s", engine.place(), patience):
-                until = patience.when()
+        async with asyncio.timeout(60) as timeout:
+            with engines.asked("s", engine.place(), timeout):
+                until = timeout.when()
                 while engine.problem is None or engine.doubted.is_set():
                     await asyncio.sleep(0)
                 for _ in range(3):
                     await asyncio.sleep(0)
-                assert patience.when() == until
+                assert timeout.when() == until
     finally:
         watching.cancel()
 

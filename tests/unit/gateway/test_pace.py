@@ -36,7 +36,7 @@ def test_a_broker_is_found_to_be_quick_again_within_twenty(before: list[float]) 
 
 
 def test_what_our_own_event_loop_adds_is_not_the_brokers() -> None:
-    busy = NEW.beside(0.1)
+    busy = NEW.with_own_delay(0.1)
     assert not after(busy, [0.106] * 100).slow
     assert busy.patience_s == 0.1 + BOUND_S
 
@@ -51,4 +51,4 @@ def test_a_slow_log_is_not_waited_for_though_nothing_is_overdue() -> None:
 
 
 def test_a_process_that_was_stopped_does_not_wait_for_as_long_afterwards() -> None:
-    assert NEW.beside(60.0).patience_s == pytest.approx(11 * BOUND_S)
+    assert NEW.with_own_delay(60.0).patience_s == pytest.approx(11 * BOUND_S)

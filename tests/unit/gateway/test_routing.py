@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from clawstream.gateway.engines import (
     BEHIND_FOR_S,
     SLACK_REQUESTS,
-    EngineLoad,
+    EngineState,
     choose,
     offered,
     order_of,
@@ -15,7 +15,7 @@ from clawstream.gateway.engines import (
 LOADS = st.lists(st.none() | st.integers(0, 50), min_size=1, max_size=6)
 STANDINGS = st.lists(
     st.builds(
-        EngineLoad,
+        EngineState,
         version=st.none() | st.integers(0, 3),
         newest_had=st.integers(0, 3),
         behind_s=st.none() | st.floats(0, 100),
@@ -68,7 +68,7 @@ def test_equal_engines_share_new_sessions_about_evenly_and_a_lost_one_moves_only
 
 
 @given(STANDINGS)
-def test_only_engines_that_answer_are_offered_and_one_is_wherever_one_answers(engines: list[EngineLoad]) -> None:
+def test_only_engines_that_answer_are_offered_and_one_is_wherever_one_answers(engines: list[EngineState]) -> None:
     found = offered(engines)
     assert any(found) == any(engine.version is not None for engine in engines)
     assert all(engine.version is not None for engine, ok in zip(engines, found, strict=True) if ok)
@@ -76,7 +76,7 @@ def test_only_engines_that_answer_are_offered_and_one_is_wherever_one_answers(en
 
 @given(STANDINGS)
 def test_an_engine_with_older_weights_than_it_had_is_offered_only_where_no_other_is_current(
-    engines: list[EngineLoad],
+    engines: list[EngineState],
 ) -> None:
     current = [e for e in engines if e.version is not None and e.version >= e.newest_had]
     newest = max((e.version for e in engines if e.version is not None), default=None)
@@ -86,8 +86,8 @@ def test_an_engine_with_older_weights_than_it_had_is_offered_only_where_no_other
 
 
 def test_an_engine_that_waits_for_its_turn_is_offered_for_a_while_and_one_that_comes_up_behind_is_not() -> None:
-    ahead = EngineLoad(version=2, newest_had=2, behind_s=0.0)
-    waits = EngineLoad(version=1, newest_had=1, behind_s=BEHIND_FOR_S)
-    stays = EngineLoad(version=1, newest_had=1, behind_s=BEHIND_FOR_S + 1)
-    comes = EngineLoad(version=1, newest_had=1, behind_s=None)
+    ahead = EngineState(version=2, newest_had=2, behind_s=0.0)
+    waits = EngineState(version=1, newest_had=1, behind_s=BEHIND_FOR_S)
+    stays = EngineState(version=1, newest_had=1, behind_s=BEHIND_FOR_S + 1)
+    comes = EngineState(version=1, newest_had=1, behind_s=None)
     assert offered([ahead, waits, stays, comes]) == (True, True, False, False)
