@@ -297,10 +297,10 @@ def tail(
 ) -> None:
     """Show a topic's events as they come, as people read them."""
     from clawstream.projections.look.tail import tail as show
-    from clawstream.projections.look.tail import wanted
+    from clawstream.projections.look.tail import tail_options
     from clawstream.stream.kafka.connect import connected
 
-    what = wanted(topic, session_id=session, since=since, until_end=until_end, now_ms=int(time.time() * 1000))
+    what = tail_options(topic, session_id=session, since=since, until_end=until_end, now_ms=int(time.time() * 1000))
 
     async def main(kafka: KafkaSettings, stop: asyncio.Event) -> None:
         async with connected(kafka, client_id="tail") as log:

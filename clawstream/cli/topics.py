@@ -151,7 +151,7 @@ def dictionary(context: typer.Context) -> None:
     from clawstream.projections import database as tables
 
     with database(_settings(context)) as found:
-        typer.echo(tables.page(found), nl=False)
+        typer.echo(tables.dictionary_page(found), nl=False)
 
 
 def config(

@@ -75,27 +75,27 @@ def make(connection: Connection, url: str) -> bool:
     return True
 
 
-def reading(alone: Engine, writer: Engine) -> Engine:
-    """Return the engine for queries: `alone`, which is the reader's (made if missing), or else `writer`.
+def reading(reader: Engine, writer: Engine) -> Engine:
+    """Return the engine for queries: that of the account `reader` (made if missing), or else that of `writer`.
 
     Raises OperatorError where `writer` would be used and has power over the server.
     """
-    chosen = alone if is_there(alone, writer) else writer
+    chosen = reader if is_there(reader, writer) else writer
     with chosen.connect() as connection:
         powerful = connection.execute(_POWERFUL, {"powers": POWERS}).scalar()
     if powerful is not None:
         raise OperatorError(
             f"{chosen.url.username} can do what {powerful} can on the server of this database, so no query is run with "
-            f"it, and there is no account {alone.url.username} that may only read. No query was run. Let "
-            f"postgres.url name an account that is no superuser, or create {alone.url.username} with the password "
+            f"it, and there is no account {reader.url.username} that may only read. No query was run. Let "
+            f"postgres.url name an account that is no superuser, or create {reader.url.username} with the password "
             "that `clawstream db url --read-only` prints"
         )
     return chosen
 
 
-def is_there(alone: Engine, writer: Engine) -> bool:
-    """Return whether `alone`, the reader's engine, can read; a missing reader is made, or the failure is logged."""
-    return _can_read(alone) or _made(writer, alone)
+def is_there(reader: Engine, writer: Engine) -> bool:
+    """Return whether the account `reader` can read; a missing one is made, or the failure is logged."""
+    return _can_read(reader) or _made(writer, reader)
 
 
 @cache
@@ -105,15 +105,15 @@ def derived_password(password: str, name: str) -> str:
     return hashlib.scrypt(password.encode(), salt=f"clawstream {name}".encode(), n=2**14, r=8, p=1)[:24].hex()
 
 
-def _can_read(alone: Engine) -> bool:
+def _can_read(reader: Engine) -> bool:
     try:
-        with alone.connect() as connection:
+        with reader.connect() as connection:
             return bool(connection.execute(_MAY, {"what": "SELECT"}).scalar())
     except OperationalError:
         return False  # if the database itself is away, the writer's query will say so
 
 
-def _made(writer: Engine, alone: Engine) -> bool:
+def _made(writer: Engine, reader: Engine) -> bool:
     """Make the reader, with the password that it is to have, and say whether it can read."""
     url = writer.url.render_as_string(hide_password=False)
     try:
@@ -121,18 +121,18 @@ def _made(writer: Engine, alone: Engine) -> bool:
             if not connection.execute(_MAY, {"what": "INSERT"}).scalar():
                 return False  # the writer is a reader itself
             make(connection, url)
-        if _can_read(alone):
+        if _can_read(reader):
             return True
         with writer.begin() as connection:  # the reader's password may derive from an older one of the writer
-            _set_password(connection, alone.url)
+            _set_password(connection, reader.url)
     except (psycopg.Error, DBAPIError) as error:
         _log.debug("state=reader_not_made reason=%r", str(error))
-    if _can_read(alone):
+    if _can_read(reader):
         return True
     _log.warning(
         "there is no account %s that may only read, and %s can't make it: the query runs as %s, in a read-only "
         "transaction. `clawstream db url --read-only` prints the password that the missing account is to have",
-        alone.url.username, writer.url.username, writer.url.username,
+        reader.url.username, writer.url.username, writer.url.username,
     )  # fmt: skip
     return False
 

@@ -83,8 +83,8 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
     try:
         with engine.begin() as connection:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
-            found, expected = _found(connection), expected_revision()
-            if found is not None and found not in _known():
+            found, expected = _revision_of(connection), expected_revision()
+            if found is not None and found not in _known_revisions():
                 raise _mismatch(engine, found, expected)
             config = _config()
             config.attributes["connection"] = connection
@@ -92,7 +92,7 @@ def upgrade(url: str, *, schema: str | None = None) -> str:
                 command.stamp(config, "head")
             else:
                 command.upgrade(config, "head")
-            if _complete(connection) or found != expected:
+            if _add_missing(connection) or found != expected:
                 connection.connection.cursor().execute((folder("migrations") / "views.sql").read_text())
             _describe(connection)
             if schema is None:
@@ -108,7 +108,7 @@ def check(engine: Engine) -> None:
     """Raise DatabaseMismatch unless the database is at this version's revision and has all its columns."""
     try:
         with engine.connect() as connection:
-            found, absent = _found(connection), _absent(connection)
+            found, absent = _revision_of(connection), _missing_columns(connection)
     except OperationalError as error:
         raise unreachable(engine, error) from error
     if found != expected_revision() or absent:
@@ -129,7 +129,7 @@ def looking(url: str) -> Iterator[Engine]:
     Raises DatabaseMismatch for another revision, PartUnavailable without a database, OperatorError where there is no
     account but one with power over the server.
     """
-    with _both(url) as (reader, writer):
+    with _reader_and_writer(url) as (reader, writer):
         try:
             yield accounts.reading(reader, writer)
         except OperationalError as error:
@@ -138,13 +138,13 @@ def looking(url: str) -> Iterator[Engine]:
 
 def reader_url(url: str) -> str:
     """Return the read-only account's URL. A missing account is made, or the failure to make it is logged."""
-    with _both(url) as (reader, writer):
+    with _reader_and_writer(url) as (reader, writer):
         accounts.is_there(reader, writer)
     return for_tools(reader.url.render_as_string(hide_password=False))
 
 
 @contextmanager
-def _both(url: str) -> Iterator[tuple[Engine, Engine]]:
+def _reader_and_writer(url: str) -> Iterator[tuple[Engine, Engine]]:
     """Check the database's revision, and yield the engines of the read-only and of the writing account."""
     reader, writer = connect(accounts.address(url).render_as_string(hide_password=False)), connect(url)
     try:
@@ -160,7 +160,7 @@ def for_tools(url: str) -> str:
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False).replace(" ", "%20")
 
 
-def page(url: str) -> str:
+def dictionary_page(url: str) -> str:
     """Return the data dictionary of the database; raises what `looking` raises."""
     with looking(url) as engine, engine.connect() as connection:
         return _page(connection)
@@ -181,7 +181,7 @@ def _mismatch(engine: Engine, found: str | None, expected: str, absent: Sequence
         state = "has no tables of clawstream"
     elif found == expected:
         state = f"lacks the columns {', '.join(map(str, absent))}"
-    elif found in _known():
+    elif found in _known_revisions():
         state = f"is at revision {found}"
     else:
         state = f"is at revision {found}, which this version does not know"
@@ -194,21 +194,21 @@ def _mismatch(engine: Engine, found: str | None, expected: str, absent: Sequence
     )
 
 
-def _found(connection: Connection) -> str | None:
+def _revision_of(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _complete(connection: Connection) -> bool:
+def _add_missing(connection: Connection) -> bool:
     """Add missing tables and columns; return whether columns were missing. In these, existing rows have NULL."""
     metadata.create_all(connection)
-    absent = _absent(connection)
+    absent = _missing_columns(connection)
     for column in absent:
         made = CreateColumn(column).compile(dialect=connection.dialect)
         connection.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {made}")
     return bool(absent)
 
 
-def _absent(connection: Connection) -> list[Column[Any]]:
+def _missing_columns(connection: Connection) -> list[Column[Any]]:
     there = {(table, column) for table, column in connection.exec_driver_sql(_COLUMNS)}
     return [
         column
@@ -218,7 +218,7 @@ def _absent(connection: Connection) -> list[Column[Any]]:
     ]
 
 
-def _known() -> set[str]:
+def _known_revisions() -> set[str]:
     return {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
 
 

@@ -116,7 +116,7 @@ _IN_SESSION = ("session_id", "source_partition", "source_offset")
 _VERSION = ("policy_id", "policy_version")
 
 
-def _must(name: str, kind: object) -> Column[object]:
+def _required(name: str, kind: object) -> Column[object]:
     return Column(name, kind, nullable=False)  # type: ignore[arg-type]
 
 
@@ -126,11 +126,11 @@ def _facts(name: str, kinds: Mapping[type[Event], str | None], *more: Column[Any
         name,
         metadata,
         Column("event_id", Uuid, primary_key=True),
-        _must("source_topic", Text),
-        _must("source_partition", Integer),
-        _must("source_offset", BigInteger),
-        _must("log_time", DateTime(timezone=True)),
-        *([_must("kind", Text)] if len(kinds) > 1 else []),
+        _required("source_topic", Text),
+        _required("source_partition", Integer),
+        _required("source_offset", BigInteger),
+        _required("log_time", DateTime(timezone=True)),
+        *([_required("kind", Text)] if len(kinds) > 1 else []),
         *columns_of(kinds),
         *more,
         *(Index(f"{name}_{suffix}", *columns) for suffix, columns in indexes.items()),
@@ -140,7 +140,7 @@ def _facts(name: str, kinds: Mapping[type[Event], str | None], *more: Column[Any
 
 def _progress_table(name: str, *columns: Column[Any], key: Sequence[str] = ()) -> Table:
     """Return a table of the projector's progress, keyed by partition and `key`."""
-    place = (_must("topic", Text), _must("partition", Integer))
+    place = (_required("topic", Text), _required("partition", Integer))
     return Table(name, metadata, *place, *columns, PrimaryKeyConstraint("topic", "partition", *key))
 
 
@@ -159,16 +159,16 @@ sessions = Table(
     "sessions",
     metadata,
     Column("session_id", Text, primary_key=True),
-    _must("source_partition", Integer),
-    _must("first_offset", BigInteger),
-    _must("first_at", DateTime(timezone=True)),
-    _must("last_offset", BigInteger),
-    _must("last_at", DateTime(timezone=True)),
+    _required("source_partition", Integer),
+    _required("first_offset", BigInteger),
+    _required("first_at", DateTime(timezone=True)),
+    _required("last_offset", BigInteger),
+    _required("last_at", DateTime(timezone=True)),
     Column("client", Text),  # of the first exchange
     Column("model", Text),
-    _must("num_main", BigInteger),
-    _must("num_side", BigInteger),
-    _must("num_failed", BigInteger),
+    _required("num_main", BigInteger),
+    _required("num_side", BigInteger),
+    _required("num_failed", BigInteger),
     Column("done_at", DateTime(timezone=True)),
     Column("idle_at", DateTime(timezone=True)),
 )
@@ -228,49 +228,49 @@ pins = _facts("pins", {events.VersionPinned: None})
 
 offsets = _progress_table(
     "offsets",
-    _must("next_offset", BigInteger),
-    _must("epoch", BigInteger),  # raised by each claim of the partition; only the newest claim may write
+    _required("next_offset", BigInteger),
+    _required("epoch", BigInteger),  # raised by each claim of the partition; only the newest claim may write
     Column("chain", LargeBinary),  # see clawstream/projections/write/chain.py; NULL: nothing was read
     Column("chain_from", BigInteger),  # the offset of the chain's first record
 )
 
 chain_blocks = _progress_table(
     "chain_blocks",
-    _must("block", BigInteger),
-    _must("next_offset", BigInteger),
-    _must("chain", LargeBinary),
-    _must("marks", LargeBinary),
+    _required("block", BigInteger),
+    _required("next_offset", BigInteger),
+    _required("chain", LargeBinary),
+    _required("marks", LargeBinary),
     key=["block"],
 )
 
 set_aside = _progress_table(
     "set_aside",  # records that were read but have no row; see clawstream/projections/write/quarantine.py
-    _must("source_offset", BigInteger),
-    _must("log_time_ms", BigInteger),
+    _required("source_offset", BigInteger),
+    _required("log_time_ms", BigInteger),
     Column("record_key", LargeBinary),
-    _must("reason", Text),  # undecodable, unusable, failed, parked
-    _must("error", Text),
-    _must("attempt", BigInteger),
-    _must("fate", Text),  # open (it waits) or discarded
+    _required("reason", Text),  # undecodable, unusable, failed, parked
+    _required("error", Text),
+    _required("attempt", BigInteger),
+    _required("fate", Text),  # open (it waits) or discarded
     key=["source_offset"],
 )
 
 overruled = _progress_table(
     "overruled",  # what the progress tables said before a rebuild with `--trust-log`
-    _must("overruled_at", DateTime(timezone=True)),
-    _must("next_offset", BigInteger),
+    _required("overruled_at", DateTime(timezone=True)),
+    _required("next_offset", BigInteger),
     Column("chain", LargeBinary),
-    _must("made_next_offset", BigInteger),  # this and `made_chain`: the same two after the rebuild
+    _required("made_next_offset", BigInteger),  # this and `made_chain`: the same two after the rebuild
     Column("made_chain", LargeBinary),
-    _must("kept_schema", Text),  # the schema in which the old tables were left
+    _required("kept_schema", Text),  # the schema in which the old tables were left
     key=["overruled_at"],
 )
 
 commits = _progress_table(
     "commits",
-    _must("next_offset", BigInteger),
-    _must("first_offset", BigInteger),
-    _must("committed_at", DateTime(timezone=True)),
+    _required("next_offset", BigInteger),
+    _required("first_offset", BigInteger),
+    _required("committed_at", DateTime(timezone=True)),
     key=["next_offset"],
 )
 

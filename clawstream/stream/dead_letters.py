@@ -96,7 +96,7 @@ class KnownDeadLetters:
         if raw.offset < self.positions.get(queue, 0):
             return
         self.positions[queue] = raw.offset + 1
-        found = _written(raw)
+        found = _parsed(raw)
         if found is None or self._group not in (None, found.id.group):
             return
         if isinstance(found, DeadLetterMark):
@@ -188,7 +188,7 @@ def dead_letter_headers(
     return _headers(dead_letter_id, attempt, about)
 
 
-def _written(raw: Raw) -> "DeadLetter | DeadLetterMark | None":
+def _parsed(raw: Raw) -> "DeadLetter | DeadLetterMark | None":
     """Return the dead letter or mark that a queue's record holds; None: it holds neither."""
     try:
         headers = {

@@ -318,7 +318,7 @@ async def subscription(
                     next_offset = records[-1].offset + 1
                     yield RecordBatch(place=place, records=records, next_offset=next_offset)
                     assignment.took(place, next_offset)
-            await assignment.note(member, at_once=not found)
+            await assignment.commit(member, at_once=not found)
 
 
 class _Assignment:
@@ -328,7 +328,7 @@ class _Assignment:
         self._start = start
         self._revoked = revoked
         self._taken: dict[PartitionId, Commit] = {}
-        self._noted_at_s = 0.0
+        self._committed_at_s = 0.0
         self.places: frozenset[PartitionId] = frozenset()
 
     async def assigned(self, committed: Mapping[PartitionId, Commit | None]) -> Mapping[PartitionId, int]:
@@ -347,13 +347,13 @@ class _Assignment:
         if place in self.places:
             self._taken[place] = Commit(next_offset)
 
-    async def note(self, member: Member, *, at_once: bool) -> None:
+    async def commit(self, member: Member, *, at_once: bool) -> None:
         now_s = asyncio.get_running_loop().time()
-        if not self._taken or not (at_once or now_s - self._noted_at_s > COMMIT_EVERY_S):
+        if not self._taken or not (at_once or now_s - self._committed_at_s > COMMIT_EVERY_S):
             return
         taken, self._taken = self._taken, {}
         try:
             await member.commit(taken)
         except TryLater:
             self._taken = taken | self._taken
-        self._noted_at_s = now_s
+        self._committed_at_s = now_s

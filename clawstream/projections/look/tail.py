@@ -29,7 +29,7 @@ class TailOptions:
     until_end: bool = False
 
 
-def wanted(topic: str, *, session_id: str | None, since: str | None, until_end: bool, now_ms: int) -> TailOptions:
+def tail_options(topic: str, *, session_id: str | None, since: str | None, until_end: bool, now_ms: int) -> TailOptions:
     """Return the options that the words of a command line ask for; raises OperatorError for words that make no sense.
 
     `topic` may be short ("turns"). Without `since`, tail begins now, or at the earliest record if `until_end` is set.

@@ -1,9 +1,8 @@
 """`clawstream projection rebuild`: makes every table again from the log, beside the tables in use, then swaps them.
 
 Readers and the projector go on meanwhile; the table names that they use stay. At the swap the projector is held until
-the new tables have been read as far as the old ones, and then it goes on with the new ones; readers wait a moment.
-Where the log and the recorded offsets contradict each other nothing is changed, unless a person says that the log is
-right.
+the new tables hold as much of the log as the old ones. Then it goes on with the new ones; readers wait a moment. Where
+the log and the recorded offsets contradict each other nothing is changed, unless a person says that the log is right.
 """
 
 import asyncio
@@ -218,7 +217,7 @@ class _Build:
                     found = await asyncio.to_thread(_recorded, cursor)
                     recorded = _without(found, self._cut)
                     await self._read_to(recorded, self.left(recorded))
-                    self._settle(found.progress_of)
+                    self._find_contradictions(found.progress_of)
                     await asyncio.to_thread(self._lock.execute, "SELECT 1")  # raises if the lock's session has ended
                     await asyncio.to_thread(schemas.swap, cursor, old)
                     wrong = {place: found.progress_of[place] for place in self.overruled}
@@ -276,7 +275,7 @@ class _Build:
 
     def _put(self, place: PartitionId, rows: Sequence[TableRow]) -> None:
         if not self._writer.release(place, self._claims[place], Release(rows=rows)):
-            raise _rivalled()
+            raise _another_writer()
 
     def _take(self, records: Sequence[Arrived]) -> None:
         parts = []
@@ -286,11 +285,11 @@ class _Build:
             self.num_unread += len(unread)  # the projector has logged a warning for each
             parts.append(partition_rows(batch, self._claims[batch.place], left_out | unread))
         if self._writer.write(parts):
-            raise _rivalled()
+            raise _another_writer()
         for part in parts:
             self._claims[part.place] = replace(part.claim, next_offset=part.next_offset, chain=part.chain)
 
-    def _settle(self, found: Mapping[PartitionId, PartitionProgress]) -> None:
+    def _find_contradictions(self, found: Mapping[PartitionId, PartitionProgress]) -> None:
         """Find partitions that contradict the log, and those to be claimed again; or raise, unless the log is trusted.
 
         Chains are compared only where log and chain begin at offset 0.
@@ -327,5 +326,5 @@ def _without(recorded: Recorded, cut: Mapping[PartitionId, int]) -> Recorded:
     return Recorded(progress_of=progress_of, left_out=left_out)
 
 
-def _rivalled() -> OperatorError:
+def _another_writer() -> OperatorError:
     return OperatorError(f"somebody else writes to the schema {BUILDING}; the tables are as they were")

@@ -154,19 +154,19 @@ def swap(cursor: psycopg.Cursor, old: str) -> None:
     """
     live = live_schema(cursor)
     names = {"live": sql.Identifier(live), "new": sql.Identifier(BUILDING), "old": sql.Identifier(old)}
-    for statement in _BOOKS:
+    for statement in _COPIES:
         cursor.execute(statement.format(**names))
-    things = _things(cursor, BUILDING)
-    _grant_alike(cursor, live, [thing for thing in things if thing.kind != "FUNCTION"])
+    objects = _objects(cursor, BUILDING)
+    _grant_alike(cursor, live, [one for one in objects if one.kind != "FUNCTION"])
     cursor.execute(sql.SQL("CREATE SCHEMA {old}").format(**names))
     cursor.execute(f"SET LOCAL statement_timeout = {SWAP_WITHIN_MS}")
     # One statement locks all, so that few readers hold some of them; `offsets` first, as readers of many tables begin
     # with it.
-    taken = sql.SQL(", ").join(thing.at(live) for thing in things if thing.kind != "FUNCTION")
+    taken = sql.SQL(", ").join(one.at(live) for one in objects if one.kind != "FUNCTION")
     cursor.execute(sql.SQL("LOCK TABLE {live}.offsets, {} IN ACCESS EXCLUSIVE MODE").format(taken, **names))
     for source, target in ((live, old), (BUILDING, live)):
-        for thing in things:
-            cursor.execute(_MOVE.format(sql.SQL(thing.kind), thing.at(source), sql.Identifier(target)))
+        for one in objects:
+            cursor.execute(_MOVE.format(sql.SQL(one.kind), one.at(source), sql.Identifier(target)))
     cursor.execute(sql.SQL("DROP SCHEMA {new}").format(**names))
 
 
@@ -174,11 +174,11 @@ def dropped(engine: Engine, old: str) -> str | None:
     """Drop the old tables and return None; or leave them and return why, say because a view of somebody uses them."""
     with session(engine) as cursor:
         cursor.execute(f"SET lock_timeout = {DROP_WITHIN_MS}")
-        things = _things(cursor, old)
+        objects = _objects(cursor, old)
         try:
             with cursor.connection.transaction():
                 for kind in ("VIEW", "TABLE", "FUNCTION"):
-                    names = sql.SQL(", ").join(thing.at(old) for thing in things if thing.kind == kind)
+                    names = sql.SQL(", ").join(one.at(old) for one in objects if one.kind == kind)
                     cursor.execute(sql.SQL("DROP {} {}").format(sql.SQL(kind), names))
                 cursor.execute(sql.SQL("DROP SCHEMA {}").format(sql.Identifier(old)))
         except (psycopg.errors.DependentObjectsStillExist, psycopg.errors.LockNotAvailable) as error:
@@ -187,7 +187,7 @@ def dropped(engine: Engine, old: str) -> str | None:
 
 
 # These rows are copied, as they can't be made from the log: it does not say when a row was committed, for example.
-_BOOKS = (
+_COPIES = (
     sql.SQL("TRUNCATE {new}.commits, {new}.set_aside"),
     sql.SQL("INSERT INTO {new}.set_aside SELECT * FROM {live}.set_aside"),
     sql.SQL("INSERT INTO {new}.commits SELECT * FROM {live}.commits"),
@@ -200,7 +200,7 @@ _BOOKS = (
 )
 _MOVE = sql.SQL("ALTER {} {} SET SCHEMA {}")
 # Views before their tables, in the order in which queries lock them.
-_THINGS = """
+_OBJECTS = """
     SELECT CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, relname, '', oid
     FROM pg_class WHERE relnamespace = %(schema)s::regnamespace AND relkind IN ('r', 'v')
     UNION ALL
@@ -214,17 +214,17 @@ _GRANTS = """
 """
 
 
-def _things(cursor: psycopg.Cursor, schema: str) -> list[_DatabaseObject]:
+def _objects(cursor: psycopg.Cursor, schema: str) -> list[_DatabaseObject]:
     return [
         _DatabaseObject(kind=kind, name=sql.Identifier(name) + sql.SQL(arguments))
-        for kind, name, arguments, _ in cursor.execute(_THINGS, {"schema": schema}).fetchall()
+        for kind, name, arguments, _ in cursor.execute(_OBJECTS, {"schema": schema}).fetchall()
     ]
 
 
-def _grant_alike(cursor: psycopg.Cursor, live: str, things: Sequence[_DatabaseObject]) -> None:
-    for thing in things:
-        whole = thing.at(live).as_string(cursor)
+def _grant_alike(cursor: psycopg.Cursor, live: str, objects: Sequence[_DatabaseObject]) -> None:
+    for one in objects:
+        whole = one.at(live).as_string(cursor)
         for privilege, grantable, grantee in cursor.execute(_GRANTS, (whole,)).fetchall():
             option = " WITH GRANT OPTION" if grantable else ""
             to = sql.SQL(f" TO {grantee}{option}")
-            cursor.execute(sql.SQL(f"GRANT {privilege} ON {{}}").format(thing.at(BUILDING)) + to)
+            cursor.execute(sql.SQL(f"GRANT {privilege} ON {{}}").format(one.at(BUILDING)) + to)

@@ -39,7 +39,7 @@ class Audit:
     """What was compared, and what is wrong."""
 
     records: int  # read from the log
-    records_chained: int  # compared with the chain; the others are older than the chain or than its first whole block
+    records_chained: int  # compared with the chain; others came before the chain, or before its first whole block
     records_set_aside: int  # set aside by the projector, so without a row; they are not compared
     records_unread: int | None  # others that can't be decoded and have no row; None: not counted, as with a sample
     unchained: Mapping[PartitionId, int]  # partitions without a chain, and how many records of each were read

@@ -21,7 +21,7 @@ MARK_BYTES = 4
 
 
 class Link(NamedTuple):
-    """What of a record goes into the chain."""
+    """The part of a record that goes into the chain."""
 
     offset: int
     digest: bytes

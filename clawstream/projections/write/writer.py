@@ -253,7 +253,7 @@ _ADVANCED = """
     UPDATE offsets SET next_offset = %s, chain = %s, chain_from = coalesce(chain_from, %s)
     WHERE topic = %s AND partition = %s AND next_offset = %s AND epoch = %s
 """
-_BOOKED = "SELECT next_offset, epoch FROM offsets WHERE topic = %s AND partition = %s"
+_RECORDED = "SELECT next_offset, epoch FROM offsets WHERE topic = %s AND partition = %s"
 _LINKED = """
     INSERT INTO chain_blocks AS b (topic, partition, block, next_offset, chain, marks) VALUES (%s, %s, %s, %s, %s, %s)
     ON CONFLICT (topic, partition, block) DO UPDATE
@@ -298,8 +298,8 @@ def _advance(cursor: psycopg.Cursor, part: PartitionRows) -> _WriteState:
     cursor.execute(_ADVANCED, (*advance, *part.place, part.claim.next_offset, part.claim.epoch))
     if cursor.rowcount == 1:
         return _WriteState.ADVANCED
-    booked = cursor.execute(_BOOKED, part.place).fetchone()
-    return _WriteState.WRITTEN if booked == (part.next_offset, part.claim.epoch) else _WriteState.LOST
+    recorded = cursor.execute(_RECORDED, part.place).fetchone()
+    return _WriteState.WRITTEN if recorded == (part.next_offset, part.claim.epoch) else _WriteState.LOST
 
 
 def _what(error: psycopg.Error) -> str:

@@ -47,8 +47,8 @@ class Appender:
         self._broker = broker
         self._codec = codec
         self._source = f"/clawstream/{broker.client_id}"
-        self._entering = asyncio.Lock()
-        self._turns: defaultdict[PartitionId, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._sending = asyncio.Lock()  # held while a call's records enter the producer, or the producer is replaced
+        self._batch_locks: defaultdict[PartitionId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._producer: AIOKafkaProducer | None = None
         self._watch: asyncio.Task[None] | None = None
         self._healthy = True
@@ -63,7 +63,7 @@ class Appender:
     ) -> None:
         assert self._watch is not None, "left before it was entered"
         self._watch.cancel()
-        await to_its_end(self._left(self._watch))
+        await to_its_end(self._shut_down(self._watch))
 
     @property
     def healthy(self) -> bool:
@@ -72,7 +72,7 @@ class Appender:
 
     async def partitions_of(self, topic: str) -> set[int]:
         """Return the numbers of a topic's partitions."""
-        async with self._entering:
+        async with self._sending:
             producer = await self._ready()
         partitions: set[int] = await producer.partitions_for(self._broker.prefix + topic)
         return partitions
@@ -99,7 +99,7 @@ class Appender:
         """
         for record in records:
             _refuse_oversize(record)
-        async with self._entering:
+        async with self._sending:
             sent = [await self._enter(record) for record in records]
         if not sent:
             return
@@ -118,7 +118,7 @@ class Appender:
         """
         for record in (record for records in batches.values() for record in records):
             _refuse_oversize(record)
-        async with self._entering:
+        async with self._sending:
             producer = await self._ready()
         sent = [self._fill(producer, place, records) for place, records in batches.items()]
         errors = [error for error in await asyncio.gather(*sent, return_exceptions=True) if error is not None]
@@ -138,7 +138,7 @@ class Appender:
                 waiting.pop()
             batch.close()
             # One batch of a partition at a time: the producer's time limit would also run for batches that wait.
-            async with self._turns[place]:
+            async with self._batch_locks[place]:
                 acknowledged = await producer.send_batch(
                     batch, self._broker.prefix + place.topic, partition=place.partition
                 )
@@ -154,7 +154,7 @@ class Appender:
         except KafkaError as error:
             if _uncertain(error):
                 await self._drop()
-            raise self._meaning(error, record) from error
+            raise self._error_of(error, record) from error
         return acknowledged, record, producer
 
     async def _failed(self, error: BaseException, record: EncodedRecord, producer: AIOKafkaProducer) -> Exception:
@@ -162,12 +162,12 @@ class Appender:
         if not isinstance(error, KafkaError):
             raise error
         if _uncertain(error):
-            async with self._entering:
+            async with self._sending:
                 if self._producer is producer:
                     await self._drop()
-        return self._meaning(error, record)
+        return self._error_of(error, record)
 
-    def _meaning(self, error: KafkaError, record: EncodedRecord) -> Exception:
+    def _error_of(self, error: KafkaError, record: EncodedRecord) -> Exception:
         topic = self._broker.prefix + record.topic
         if isinstance(error, _TOO_LARGE):
             return UnusableEvent(f"{record.what} is larger than {topic} takes ({error}); it is not written")
@@ -193,9 +193,9 @@ class Appender:
         if producer is not None:
             await to_its_end(_closed(producer))
 
-    async def _left(self, watch: asyncio.Task[None]) -> None:
+    async def _shut_down(self, watch: asyncio.Task[None]) -> None:
         await asyncio.wait([watch])
-        async with self._entering:
+        async with self._sending:
             await self._drop()
 
     async def _look_after(self) -> None:

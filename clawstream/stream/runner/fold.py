@@ -2,9 +2,9 @@
 
 Records may be done in any order, but only a contiguous run of done records is committed; offsets may have holes. After
 a restart, committed records are folded in the order of their append times, across topics, before anything is read live.
-A key's history lasts from its first record after a silence of `retain_ms` to the next such silence; until then it can
-be read again. Only time ends a history. A state of None does not: a rebuild that another key needs could then begin in
-the middle of the history.
+A key's history begins at its first record after a silence of `retain_ms` and ends at the next such silence. Until then
+a rebuild reads all of it again. A state of None does not end a history: a rebuild that another key needs could then
+begin in the middle of it, and fold only its second half.
 """
 
 import json

@@ -174,7 +174,7 @@ class _Worker(Generic[S, C]):
         self.member.resume(partition.places)
 
     async def _remember(self, partition: PartitionState[S, C]) -> None:
-        partition.forget()
+        partition.restart_rebuild()
         async with contextlib.AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(contextlib.aclosing(self._log.replay({place: ends}, digest=False)))

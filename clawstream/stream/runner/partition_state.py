@@ -50,8 +50,8 @@ class PartitionState(Generic[S, C]):
     ) -> None:
         self.number = number
         self.places = tuple(PartitionId(topic, number) for topic in stage.reads)
-        self.live = False
-        self.gone = False
+        self.live = False  # whether the rebuild has ended
+        self.gone = False  # whether the partition went to another worker
         self.tasks: set[asyncio.Task[None]] = set()
         self.copying = asyncio.Lock()
         self.starts = {place: _start(committed[place], begins[place]) for place in self.places}
@@ -61,8 +61,8 @@ class PartitionState(Generic[S, C]):
         self._dating = Dating(stage.reads)
         self._machine_ms = machine_ms
         self._notes = {place: _note(committed[place], self.starts[place]) for place in self.places}
-        self._last = {place: {self.starts[place] - 1: note.last} for place, note in self._notes.items()}
-        self._marks = {place: Watermark(start) for place, start in self.starts.items()}
+        self._digests = {place: {self.starts[place] - 1: note.last} for place, note in self._notes.items()}
+        self._watermarks = {place: Watermark(start) for place, start in self.starts.items()}
         self._committed: dict[PartitionId, tuple[int, int]] = {}  # offset, rebuild_from
         self.nothing_open = asyncio.Event()  # set while every record that was read is done
         self.nothing_open.set()
@@ -70,15 +70,15 @@ class PartitionState(Generic[S, C]):
     @property
     def num_open(self) -> int:
         """How many records were read and are not done yet."""
-        return sum(mark.num_open for mark in self._marks.values())
+        return sum(mark.num_open for mark in self._watermarks.values())
 
     def to_rebuild(self) -> dict[PartitionId, tuple[int, int]]:
         """Return the offsets [first, end) of each partition to fold again before this partition goes live."""
         ranges = {place: (self._notes[place].rebuild_from, self.starts[place]) for place in self.places}
         return {place: (first, end) for place, (first, end) in ranges.items() if first < end}
 
-    def forget(self) -> None:
-        """Start the rebuild from the beginning."""
+    def restart_rebuild(self) -> None:
+        """Drop what was rebuilt, so that the rebuild begins again."""
         self.fold = Fold(self._stage)
         self._dating = Dating(self._stage.reads)
 
@@ -103,20 +103,20 @@ class PartitionState(Generic[S, C]):
     def read(self, place: PartitionId, found: Arrived, at_s: float) -> Arrived:
         """Note a record that was read, open until `done`; return it with its append time corrected if need be."""
         record = self._dated(found) if isinstance(found, Record) else found
-        self._marks[place].read(record.offset)
+        self._watermarks[place].read(record.offset)
         digest = digest_in(record)
-        self._last[place][record.offset] = None if digest is None else digest.hex()
+        self._digests[place][record.offset] = None if digest is None else digest.hex()
         self._see(record, at_s)
         self.nothing_open.clear()
         return record
 
     def read_up_to(self, place: PartitionId) -> int:
         """Return the offset of the partition's next record."""
-        return self._marks[place].next_offset
+        return self._watermarks[place].next_offset
 
     def done(self, place: PartitionId, offset: int) -> None:
         """Note that the record is done."""
-        self._marks[place].done(offset)
+        self._watermarks[place].done(offset)
         if not self.num_open:
             self.nothing_open.set()
 
@@ -129,7 +129,7 @@ class PartitionState(Generic[S, C]):
         if now_ms is not None:
             self._expire(now_ms)
         commits: dict[PartitionId, Commit] = {}
-        for place, mark in self._marks.items():
+        for place, mark in self._watermarks.items():
             offset = mark.committable
             note = Note(self.fold.rebuild_from(place.topic, offset), now_ms or 0, self._last_before(place, offset))
             if self._committed.get(place) != (offset, note.rebuild_from):
@@ -139,12 +139,12 @@ class PartitionState(Generic[S, C]):
     def committed(self, commits: Mapping[PartitionId, Commit]) -> None:
         """Note that the group has these commits."""
         for place, commit in commits.items():
-            if place in self._marks:
+            if place in self._watermarks:
                 self._committed[place] = (commit.offset, read_note(commit.note, commit.offset).rebuild_from)
 
     def _last_before(self, place: PartitionId, offset: int) -> str | None:
         """Return the digest of the last record that was read before `offset`; forget the digests before that one."""
-        digests = self._last[place]
+        digests = self._digests[place]
         before = max((at for at in digests if at < offset), default=None)
         for at in [at for at in digests if before is not None and at < before]:
             del digests[at]
@@ -171,7 +171,7 @@ class PartitionState(Generic[S, C]):
             self._clock.see(record.topic, clock_ms, at_s)
 
     def _expire(self, now_ms: int) -> None:
-        self.fold.expire(now_ms, {place.topic: mark.committable for place, mark in self._marks.items()})
+        self.fold.expire(now_ms, {place.topic: mark.committable for place, mark in self._watermarks.items()})
 
 
 def _start(committed: Commit | None, begin: int) -> int:

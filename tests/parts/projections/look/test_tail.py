@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from clawstream.errors import OperatorError
 from clawstream.events import Event, HintRetired, Retired
 from clawstream.projections.look.summaries import MAX_WORDS, as_dict, line
-from clawstream.projections.look.tail import as_line, in_time_order, start_ms, tail, wanted
+from clawstream.projections.look.tail import as_line, in_time_order, start_ms, tail, tail_options
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.log import Arrived, PartitionId, Undecodable
 from tests.parts.projections import one_session
@@ -76,13 +76,13 @@ def test_another_time_is_an_operators_error_that_names_the_forms(since: str) -> 
 
 @pytest.mark.parametrize("topic", ["turns", "clawstream.turns.v1"])
 def test_a_topic_goes_by_its_whole_name_or_its_middle_word(topic: str) -> None:
-    what = wanted(topic, session_id=None, since=None, until_end=True, now_ms=NOW_MS)
+    what = tail_options(topic, session_id=None, since=None, until_end=True, now_ms=NOW_MS)
     assert (what.topic, what.start) == ("clawstream.turns.v1", "earliest")
 
 
 def test_an_unknown_topic_is_an_operators_error_that_names_those_there_are() -> None:
     with pytest.raises(OperatorError, match=r"no topic 'turn'.*clawstream\.turns\.v1"):
-        wanted("turn", session_id=None, since=None, until_end=True, now_ms=NOW_MS)
+        tail_options("turn", session_id=None, since=None, until_end=True, now_ms=NOW_MS)
 
 
 async def test_tail_shows_one_sessions_records_and_ends_where_the_topic_ends(log: KafkaLog) -> None:
@@ -90,7 +90,7 @@ async def test_tail_shows_one_sessions_records_and_ends_where_the_topic_ends(log
     await log.append([*one_session.EXCHANGES, other])
     for as_json in (False, True):
         out = io.StringIO()
-        what = wanted("exchanges", session_id=one_session.SESSION, since="1h", until_end=True, now_ms=_now_ms())
+        what = tail_options("exchanges", session_id=one_session.SESSION, since="1h", until_end=True, now_ms=_now_ms())
         await tail(log, what, as_json=as_json, out=out)
         lines = out.getvalue().splitlines()
         assert len(lines) == len(one_session.EXCHANGES)
@@ -106,7 +106,10 @@ async def test_what_is_there_is_shown_in_the_order_of_time_over_all_partitions(l
         await log.append([event])
     out = io.StringIO()
     await tail(
-        log, wanted("exchanges", session_id=None, since="1h", until_end=True, now_ms=_now_ms()), as_json=True, out=out
+        log,
+        tail_options("exchanges", session_id=None, since="1h", until_end=True, now_ms=_now_ms()),
+        as_json=True,
+        out=out,
     )
     shown = [json.loads(line) for line in out.getvalue().splitlines()]
     assert len({one["partition"] for one in shown}) > 1
@@ -119,7 +122,7 @@ async def test_after_what_is_there_comes_what_comes_and_nothing_twice(log: Kafka
     first, second = (logs.example(type(one_session.EXCHANGES[0]), exchange_id=name, session_id=name) for name in "ab")
     await log.append([first])
     out = io.StringIO()
-    what = wanted("exchanges", session_id=None, since="1h", until_end=False, now_ms=_now_ms())
+    what = tail_options("exchanges", session_id=None, since="1h", until_end=False, now_ms=_now_ms())
     showing = asyncio.create_task(tail(log, what, as_json=True, out=out))
     try:
         async with asyncio.timeout(60):
