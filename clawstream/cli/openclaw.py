@@ -52,7 +52,7 @@ def connect(
     typer.echo(config.diff(file.text, text, str(file.path)), nl=False)
     if (warning := config.too_few(gateway.context_tokens)) is not None:
         _say(warning)
-    for agent in config.agents_of_their_own_mind(config.parse(text, str(file.path))):
+    for agent in config.agents_with_own_model(config.parse(text, str(file.path))):
         _say(f"agent {agent} names a model of its own (agents.entries.{agent}.model) and keeps it")
     if not write:
         _say("nothing was changed: add --write")

@@ -239,7 +239,7 @@ class Provider:
 def parse(text: str, where: str) -> Config:
     """Return the configuration in `text`, JSON5. Raises ConfigError naming `where`."""
     try:
-        found = read(text) if _pieces_beside_comments(text) else {}
+        found = read(text) if _has_content(text) else {}
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not JSON5 ({error}). Nothing was changed. Mend it first") from error
     if not isinstance(found, dict):
@@ -253,7 +253,7 @@ def connect(text: str, provider: Provider) -> str:
     An existing entry keeps the keys that ours does not have. Raises ConfigError where a key on the way is no object.
     """
     config = parse(text, "openclaw.json")
-    text = text if _pieces_beside_comments(text) else f"{text}{{}}\n"
+    text = text if _has_content(text) else f"{text}{{}}\n"
     entry = _get(config, (*_PROVIDERS, provider.name))
     plain = isinstance(_get(config, _MODEL), str)
     for keys, value in (
@@ -294,7 +294,7 @@ def kept_by_person(before: str, written: str, now: str) -> tuple[str, ...]:
     )
 
 
-def agents_of_their_own_mind(config: Config) -> tuple[str, ...]:
+def agents_with_own_model(config: Config) -> tuple[str, ...]:
     """Return the agents that name a model of their own, which the primary one does not replace."""
     entries = _get(config, ("agents", "entries"))
     if not isinstance(entries, dict):
@@ -379,7 +379,7 @@ def _refuse_blocked(config: Config, keys: Keys) -> None:
             )
 
 
-def _pieces_beside_comments(text: str) -> bool:
+def _has_content(text: str) -> bool:
     pieces = (match[0] for match in PIECE.finditer(text))
     return any(not piece.isspace() and not piece.startswith(("//", "/*")) for piece in pieces)
 

@@ -91,7 +91,10 @@ async def serve_until_stopped(
     fresh: bool = False,
     beside: "Supervisor | None" = None,
 ) -> None:
-    """Run an installation until `stop`; raises PartUnavailable when a part of it, or of `beside`, can't be kept up."""
+    """Run an installation until `stop`; `beside` supervises further processes that it needs.
+
+    Raises PartUnavailable when a part of either can't be kept up.
+    """
     from clawstream.local.installation import installation
 
     async with installation(settings, model_path=model_path, say=console.print, fresh=fresh) as running:

@@ -136,7 +136,7 @@ class GatewaySettings(Section):
     api_key: Key | None = Field(None, description="a key named default; without keys only this machine is served")
     keys_file: Path | None = Field(None, description="of `clawstream keys`; none: keys.json in the data folder")
     max_concurrent_per_key: int | None = Field(
-        None, ge=1, description="requests in flight; none: a quarter of max_in_flight, or all of it for an only key"
+        None, ge=1, description="requests in flight; none: a quarter of max_in_flight, or all of it with one key"
     )
     requests_per_minute_per_key: int | None = Field(None, ge=1, description="none: no limit")
     share_prefix_cache: bool = Field(

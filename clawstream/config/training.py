@@ -53,7 +53,7 @@ class RewardsSettings(Section):
     """How much each source counts in a sample's reward: the weighted sum of those that count, -1 to 1."""
 
     judge: float = Field(
-        1.0, ge=0, description="of verdicts; 0: recorded only, as for all four; where a person scored: recorded only"
+        1.0, ge=0, description="of verdicts; they are only recorded at 0, as of all four, and where a person scored"
     )
     person: float = Field(
         1.0, ge=0, description="of thumbs and scores that people give, in place of judge and heuristic"
@@ -80,8 +80,8 @@ class TrainingSettings(Section):
     max_wait_s: float = Field(3600.0, gt=0, description="after the oldest waiting sample; then a step takes fewer")
     cadence: Literal["batch", "correction"] = Field(
         "batch",
-        description="when a step is taken: batch: once batch_samples wait; with correction also as soon as a hint came "
-        "and the policy answered its prompts again, unseen, which takes seconds",
+        description="when a step is taken: batch: once batch_samples wait; correction: also seconds after a hint, on "
+        "the policy's new answers to its prompts, unseen",
     )
     group_wait_s: float = Field(
         1800.0,
@@ -104,8 +104,8 @@ class TrainingSettings(Section):
         None,
         ge=0,
         le=0.5,
-        description="of a batch: past hints, on prompts that the policy answers again, unseen, and twice as many while "
-        "it does not follow them; none: a third, or 0 where no hint teaches or an engine is teacher",
+        description="of a batch, for past hints: the policy answers their prompts again, unseen; doubled while it does "
+        "not follow them; none: a third, or 0 where no hint teaches or an engine is teacher",
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(
@@ -120,8 +120,8 @@ class TrainingSettings(Section):
     loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
         "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
     )
-    w_binary: float = Field(1.0, gt=0, description="weight of the reward in an advantage; without any: method = 'opd'")
-    w_opd: float = Field(1.0, gt=0, description="weight of the hint in an advantage; without any: method = 'binary'")
+    w_binary: float = Field(1.0, gt=0, description="weight of the reward in an advantage; to drop it: method = 'opd'")
+    w_opd: float = Field(1.0, gt=0, description="weight of the hint in an advantage; to drop it: method = 'binary'")
     w_topk: float | None = Field(
         None,
         ge=0,
@@ -188,7 +188,7 @@ class TrainingSettings(Section):
         if self.by_engine and (self.divergence_weight or self.rehearsal_share or self.corrects):
             raise ValueError(
                 "an engine as teacher scores answers on their way to samples, token by token: method = 'topk', w_topk, "
-                "rehearsal_share and cadence = 'correction' need the trainer as teacher. Leave them out, or leave it"
+                "rehearsal_share and cadence = 'correction' need the trainer as teacher. Leave them out, or the engine"
             )
         return self
 

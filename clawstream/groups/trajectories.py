@@ -85,12 +85,12 @@ class TrajectoryState(NamedTuple):
     said: Mapping[str, str] = MappingProxyType({})  # ids of the newest TrajectoryEnded, by trajectory
 
 
-def observe(attempts: TrajectoryState | None, event: Event, at_ms: int) -> Step[TrajectoryState, None]:
+def observe(session: TrajectoryState | None, event: Event, at_ms: int) -> Step[TrajectoryState, None]:
     """Return what follows from one more record of a session; `at_ms` is when the broker appended it.
 
     Raises UnusableEvent for an invalid score.
     """
-    before = attempts or TrajectoryState()
+    before = session or TrajectoryState()
     after = changed(before, _learn(before, event, at_ms))
     if after is before:
         return Step(before)
@@ -99,22 +99,22 @@ def observe(attempts: TrajectoryState | None, event: Event, at_ms: int) -> Step[
     return Step(after._replace(said=MappingProxyType({**after.said, **said})), found)
 
 
-def _learn(attempts: TrajectoryState, event: Event, at_ms: int) -> TrajectoryState:
+def _learn(session: TrajectoryState, event: Event, at_ms: int) -> TrajectoryState:
     match event:
         case ExchangeCompleted() | ExchangeFailed():
-            return attempts._replace(exchanges=with_first(attempts.exchanges, event.exchange_id, _main(event)))
-        case TurnPaired() if event.turn_id not in attempts.paired:
-            return attempts._replace(paired=attempts.paired | {event.turn_id})
+            return session._replace(exchanges=with_first(session.exchanges, event.exchange_id, _main(event)))
+        case TurnPaired() if event.turn_id not in session.paired:
+            return session._replace(paired=session.paired | {event.turn_id})
         case TurnsSettled():
-            return _learn_mark(attempts, event, at_ms)
+            return _learn_mark(session, event, at_ms)
         case SampleAssembled() if event.group_id is not None:
-            return _learn_sample(attempts, event)
+            return _learn_sample(session, event)
         case SampleRefused(turn_id=str(turn_id), refreshed_id=None):
-            after = _noted(attempts, turn_id, event.event_id)
-            return after if after is attempts else after._replace(refused=after.refused | {turn_id})
+            after = _noted(session, turn_id, event.event_id)
+            return after if after is session else after._replace(refused=after.refused | {turn_id})
         case FeedbackGiven() if event.source is FeedbackSource.ENVIRONMENT and event.score is not None:
-            return _learn_outcome(attempts, event.turn_id, event.feedback_id, event.score)
-    return attempts
+            return _learn_outcome(session, event.turn_id, event.feedback_id, event.score)
+    return session
 
 
 def _main(event: ExchangeCompleted | ExchangeFailed) -> MainAnswer | None:
@@ -125,117 +125,117 @@ def _main(event: ExchangeCompleted | ExchangeFailed) -> MainAnswer | None:
     )
 
 
-def _learn_mark(attempts: TrajectoryState, event: TurnsSettled, at_ms: int) -> TrajectoryState:
-    known = attempts.marks.get(event.after_exchange_id)
+def _learn_mark(session: TrajectoryState, event: TurnsSettled, at_ms: int) -> TrajectoryState:
+    known = session.marks.get(event.after_exchange_id)
     if known is not None and known.done >= event.done:
-        return attempts
+        return session
     mark = SettledExchange(event.done, at_ms if known is None else known.at_ms)
-    return attempts._replace(marks=with_entry(attempts.marks, event.after_exchange_id, mark))
+    return session._replace(marks=with_entry(session.marks, event.after_exchange_id, mark))
 
 
-def _learn_sample(attempts: TrajectoryState, event: SampleAssembled) -> TrajectoryState:
+def _learn_sample(session: TrajectoryState, event: SampleAssembled) -> TrajectoryState:
     sampled = SampledTurn(
         event.judge != NOBODY, event.revision, event.num_feedback or 0, event.judge, event.prompt_version,
         event.sample_id, event.reward, event.person_reward, event.heuristic_reward,
     )  # fmt: skip
-    after = _noted(attempts, event.turn_id, event.sample_id)
-    known = attempts.samples.get(event.turn_id)
+    after = _noted(session, event.turn_id, event.sample_id)
+    known = session.samples.get(event.turn_id)
     if known is not None and known[:6] >= sampled[:6]:
         return after
     return after._replace(samples=with_entry(after.samples, event.turn_id, sampled))
 
 
-def _learn_outcome(attempts: TrajectoryState, turn_id: str, feedback_id: str, score: float) -> TrajectoryState:
+def _learn_outcome(session: TrajectoryState, turn_id: str, feedback_id: str, score: float) -> TrajectoryState:
     if not (isfinite(score) and abs(score) <= 1):
         raise UnusableEvent(f"feedback {feedback_id}: its score is {score}, expected -1 to 1; it is set aside")
-    after = _noted(attempts, turn_id, feedback_id)
-    if after is attempts:
-        return attempts
-    older = {id_: outcome for id_, outcome in attempts.outcomes.items() if id_ != turn_id}
+    after = _noted(session, turn_id, feedback_id)
+    if after is session:
+        return session
+    older = {id_: outcome for id_, outcome in session.outcomes.items() if id_ != turn_id}
     return after._replace(outcomes=MappingProxyType({**older, turn_id: score}))
 
 
-def _noted(attempts: TrajectoryState, turn_id: str, fact: str) -> TrajectoryState:
-    known = attempts.facts.get(turn_id, frozenset())
+def _noted(session: TrajectoryState, turn_id: str, fact: str) -> TrajectoryState:
+    known = session.facts.get(turn_id, frozenset())
     if fact in known:
-        return attempts
-    return attempts._replace(facts=MappingProxyType({**attempts.facts, turn_id: known | {fact}}))
+        return session
+    return session._replace(facts=MappingProxyType({**session.facts, turn_id: known | {fact}}))
 
 
-def _ended(attempts: TrajectoryState, session_id: str) -> Iterator[TrajectoryEnded]:
-    for life in _lives(attempts):
+def _ended(session: TrajectoryState, session_id: str) -> Iterator[TrajectoryEnded]:
+    for life in _lives(session):
         attempts_at: dict[tuple[str, str | None], dict[str, MainAnswer]] = {}
-        for turn_id, placed in life.items():
-            if placed.group_id is not None:
-                choice = turn_id if placed.is_choice else None
-                attempts_at.setdefault((placed.group_id, choice), {})[turn_id] = placed
+        for turn_id, answer in life.items():
+            if answer.group_id is not None:
+                choice = turn_id if answer.is_choice else None
+                attempts_at.setdefault((answer.group_id, choice), {})[turn_id] = answer
         for (group_id, _), turns in attempts_at.items():
-            if all(_is_concluded(attempts, turn_id) for turn_id in turns):
-                yield _trajectory(attempts, session_id, group_id, turns, _indices(life))
+            if all(_is_concluded(session, turn_id) for turn_id in turns):
+                yield _trajectory(session, session_id, group_id, turns, _indices(life))
 
 
-def _lives(attempts: TrajectoryState) -> Iterator[dict[str, MainAnswer]]:
+def _lives(session: TrajectoryState) -> Iterator[dict[str, MainAnswer]]:
     """Yield the main answers of each life, up to the last settled exchange; a life ends where the session is done."""
-    order = list(attempts.exchanges)
+    order = list(session.exchanges)
     places = {exchange_id: place for place, exchange_id in enumerate(order)}
-    ends = sorted((places[id_], mark.done) for id_, mark in attempts.marks.items() if id_ in places)
+    ends = sorted((places[id_], mark.done) for id_, mark in session.marks.items() if id_ in places)
     start = 0
     for number, (place, done) in enumerate(ends):
         if done or number == len(ends) - 1:
-            here = {id_: attempts.exchanges[id_] for id_ in order[start : place + 1]}
-            yield {id_: placed for id_, placed in here.items() if placed is not None}
+            here = {id_: session.exchanges[id_] for id_ in order[start : place + 1]}
+            yield {id_: answer for id_, answer in here.items() if answer is not None}
             start = place + 1
 
 
-def _is_concluded(attempts: TrajectoryState, turn_id: str) -> bool:
+def _is_concluded(session: TrajectoryState, turn_id: str) -> bool:
     """Return whether nothing but further feedback is to come for the turn."""
-    awaited = turn_id in attempts.paired or turn_id in attempts.outcomes
-    return not awaited or turn_id in attempts.samples or turn_id in attempts.refused
+    awaited = turn_id in session.paired or turn_id in session.outcomes
+    return not awaited or turn_id in session.samples or turn_id in session.refused
 
 
 def _indices(life: Mapping[str, MainAnswer]) -> Mapping[str, int]:
     """Return each answer's number in the session, a request that was asked again counting once."""
     found: dict[str, int] = {}
     before: set[str] = set()
-    for turn_id, placed in life.items():
-        found[turn_id] = len(before - {placed.request_sha256})
-        before.add(placed.request_sha256)
+    for turn_id, answer in life.items():
+        found[turn_id] = len(before - {answer.request_sha256})
+        before.add(answer.request_sha256)
     return found
 
 
 def _trajectory(
-    attempts: TrajectoryState,
+    session: TrajectoryState,
     session_id: str,
     group_id: str,
     turns: Mapping[str, MainAnswer],
     numbers: Mapping[str, int],
 ) -> TrajectoryEnded:
-    sizes = [placed.group_size for placed in turns.values() if placed.group_size is not None]
-    outcomes = [score for turn_id, score in attempts.outcomes.items() if turn_id in turns]
+    sizes = [answer.group_size for answer in turns.values() if answer.group_size is not None]
+    outcomes = [score for turn_id, score in session.outcomes.items() if turn_id in turns]
     return TrajectoryEnded(
         group_id=group_id,
         session_id=session_id,
         trajectory_id=next(iter(turns)),
-        revision=len(turns) + sum(len(attempts.facts.get(turn_id, ())) for turn_id in turns),
-        ended_at_ms=_ended_at_ms(attempts, list(turns)[-1]),
+        revision=len(turns) + sum(len(session.facts.get(turn_id, ())) for turn_id in turns),
+        ended_at_ms=_ended_at_ms(session, list(turns)[-1]),
         group_size=max(sizes, default=None),
         outcome=outcomes[-1] if outcomes else None,
-        steps=tuple(_step(attempts, turn_id, placed, numbers[turn_id]) for turn_id, placed in turns.items()),
+        steps=tuple(_step(session, turn_id, answer, numbers[turn_id]) for turn_id, answer in turns.items()),
     )
 
 
-def _ended_at_ms(attempts: TrajectoryState, last_turn_id: str) -> int:
+def _ended_at_ms(session: TrajectoryState, last_turn_id: str) -> int:
     """Return when the session was first reported settled with this turn in it."""
-    order = list(attempts.exchanges)
+    order = list(session.exchanges)
     rest = order[order.index(last_turn_id) :]
-    return next(attempts.marks[id_].at_ms for id_ in rest if id_ in attempts.marks)
+    return next(session.marks[id_].at_ms for id_ in rest if id_ in session.marks)
 
 
-def _step(attempts: TrajectoryState, turn_id: str, placed: MainAnswer, number: int) -> TrajectoryStep:
-    sampled = attempts.samples.get(turn_id)
+def _step(session: TrajectoryState, turn_id: str, answer: MainAnswer, number: int) -> TrajectoryStep:
+    sampled = session.samples.get(turn_id)
     return TrajectoryStep(
         turn_id=turn_id,
-        step_index=number if placed.step_index is None else placed.step_index,
+        step_index=number if answer.step_index is None else answer.step_index,
         sample_id=None if sampled is None else sampled.sample_id,
         judge_reward=None if sampled is None else sampled.judge_reward,
         person_reward=None if sampled is None else sampled.person_reward,
@@ -320,7 +320,7 @@ def settled_at_once(ended: Iterable[TrajectoryEnded], weights: RewardWeights) ->
 
 def _settled(group: GroupState, weights: RewardWeights, *, complete: bool) -> Step[GroupState, None]:
     ended = [group.ended[name] for name in sorted(group.ended)]
-    kept, dropped = _valued(ended, weights)
+    kept, dropped = _with_advantages(ended, weights)
     settled = GroupSettled(
         group_id=group.group_id,
         trajectories=tuple(one.event_id for one in ended),
@@ -335,7 +335,9 @@ def _settled(group: GroupState, weights: RewardWeights, *, complete: bool) -> St
     return Step(over, [settled])
 
 
-def _valued(ended: Iterable[TrajectoryEnded], weights: RewardWeights) -> tuple[list[StepAdvantage], list[StepDropped]]:
+def _with_advantages(
+    ended: Iterable[TrajectoryEnded], weights: RewardWeights
+) -> tuple[list[StepAdvantage], list[StepDropped]]:
     buckets: dict[int, list[tuple[TrajectoryStep, str, float]]] = {}
     dropped: list[StepDropped] = []
     for one in ended:

@@ -24,7 +24,7 @@ _ADDRESSES = "run.json"
 _PARTS = "parts.json"
 _LOOKED_AT_S = 1.0  # a process that checks the lock holds it itself for a moment
 NOTED_EVERY_MS = 10_000
-_FILE = "judge.json"
+_JUDGE = "judge.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,13 +122,13 @@ class JudgeNotes:
         self._noted = now
         with suppress(OSError):
             self._data_dir.mkdir(parents=True, exist_ok=True)
-            write_private(self._data_dir / _FILE, json.dumps(asdict(now), indent=1))
+            write_private(self._data_dir / _JUDGE, json.dumps(asdict(now), indent=1))
 
 
 def judge_of(data_dir: Path) -> JudgeReachability | None:
     """Return the last note; None: there is none, or it is unreadable (another version wrote it, power failed)."""
     try:
-        return JudgeReachability(**json.loads((data_dir / _FILE).read_text()))
+        return JudgeReachability(**json.loads((data_dir / _JUDGE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 

@@ -20,7 +20,7 @@ from clawstream.stream.stage import now_ms
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.05
-_LOOK_EVERY_S = 0.25
+_SERVER_LOOK_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for what."""
+    """How long the supervisor waits, and how often it tries."""
 
     ready_within_s: float = 120.0
     silent_s: float = 10.0  # after this, the part's obstacle is reported, and again when it changes
@@ -97,11 +97,11 @@ class Supervisor:
         self._say = say
         self._patience = patience or Patience()
         self._now_ms = now_ms
-        self._waves: list[list[Child]] = []
+        self._groups: list[list[Child]] = []  # the parts that were started together, in order
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.children: dict[str, Child] = {}
         self.failed = asyncio.Event()
-        self._lost: str | None = None
+        self._failure: str | None = None
 
     async def __aenter__(self) -> "Supervisor":
         self.log_of("any").parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Supervisor:
         """
         children = [Child(part=part) for part in parts]
         self.children |= {child.part.name: child for child in children}
-        self._waves.append(children)
+        self._groups.append(children)
         self._tasks |= {child.part.name: asyncio.create_task(self._keep(child)) for child in children}
         waits = [asyncio.create_task(self._ready(child)) for child in children]
         try:
@@ -128,8 +128,8 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End all parts; return when they are gone."""
-        for wave in reversed(self._waves):
-            await asyncio.gather(*(self.stop_part(child.part.name) for child in wave))
+        for group in reversed(self._groups):
+            await asyncio.gather(*(self.stop_part(child.part.name) for child in group))
 
     async def stop_part(self, name: str) -> None:
         """End one part for good; return when it and everything left in its process group are gone."""
@@ -143,8 +143,8 @@ class Supervisor:
 
     def failure(self) -> str:
         """Return the error that names the failed part and the reason; call it once `failed` is set."""
-        assert self._lost is not None, "nothing has failed"
-        return self._lost
+        assert self._failure is not None, "nothing has failed"
+        return self._failure
 
     def log_of(self, name: str) -> Path:
         """The part's log file."""
@@ -211,7 +211,7 @@ class Supervisor:
     def _give_up(self, child: Child, reason: str) -> None:
         child.failure = reason
         self._note(child)
-        self._lost = self._words_on(child, reason)
+        self._failure = self._words_on(child, reason)
         self.failed.set()  # what waits for it ends all
 
     def _leave_down(self, child: Child, reason: str) -> None:
@@ -254,7 +254,7 @@ async def keep(server: RestartableServer, *, say: Callable[[str], None], patienc
     name, quick_deaths = type(server).__name__.removeprefix("Embedded"), 0
     started = time.monotonic()
     while True:
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_SERVER_LOOK_EVERY_S)
         status = server.exit_status()
         if status is None:
             continue

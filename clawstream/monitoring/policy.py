@@ -24,7 +24,7 @@ _OF_A_VERSION = (
     events.PolicyRejected,
     events.PolicyActivated,
 )
-PLANNED_KEPT = 8192  # the newest keys of planned answers, two for each; samples of older plans lie below `used_up`
+PLANNED_KEPT = 8192  # keys of planned answers, two for each; the samples of older ones lie below `used_up` anyway
 
 
 class VersionState(StrEnum):
@@ -152,8 +152,8 @@ class PolicyBoard:
     """What the policy topic and the samples topic say of one policy so far.
 
     A sample that the trainer drops (too old, or without weight in its method) counts as waiting until a plan's offsets
-    pass it. An answer's samples count as one for each judge and prompt version, which waits from when the first came
-    until a plan names it. One without a judge gives way to a judge's.
+    pass it. All samples of one answer by one judge and prompt version count as one sample, which waits from when the
+    first of them came until a plan names it. A sample without a judge gives way to one with a judge.
     """
 
     def __init__(self, policy_id: str, due: BatchRule | None = None) -> None:
@@ -235,22 +235,24 @@ class PolicyBoard:
         self.trainer = TrainerSign(what, record.timestamp_ms, in_step)
 
     def _wait(self, sample: events.SampleAssembled, where: _SampleOffset) -> None:
-        turn = _Answer(sample.answer_id, sample.judge, sample.prompt_version)
-        if self._is_planned(turn) or self._is_used_up(where):
+        answer = _Answer(sample.answer_id, sample.judge, sample.prompt_version)
+        if self._is_planned(answer) or self._is_used_up(where):
             return
-        if turn.judge == events.NOBODY and any(one.turn_id == turn.turn_id and one != turn for one in self._waiting):
+        if answer.judge == events.NOBODY and any(
+            one.turn_id == answer.turn_id and one != answer for one in self._waiting
+        ):
             return
-        if turn.judge != events.NOBODY:  # replaces the turn's sample without a judge, and inherits its time
-            unjudged = self._waiting.pop(_of_nobody(turn), where)
+        if answer.judge != events.NOBODY:  # replaces the turn's sample without a judge, and inherits its time
+            unjudged = self._waiting.pop(_of_nobody(answer), where)
             where = where._replace(timestamp_ms=unjudged.timestamp_ms)
-        before = self._waiting.get(turn, where)
+        before = self._waiting.get(answer, where)
         is_revision = before.sample_id != where.sample_id
-        self._waiting[turn] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
+        self._waiting[answer] = where._replace(timestamp_ms=before.timestamp_ms) if is_revision else before
 
-    def _is_planned(self, turn: _Answer) -> bool:
-        """Return whether a plan names the turn. One without a judge counts for all; any counts for a sample without."""
-        any_judge = turn.turn_id if turn.judge == events.NOBODY else _of_nobody(turn)
-        return turn in self._planned or any_judge in self._planned
+    def _is_planned(self, answer: _Answer) -> bool:
+        """Return whether a plan names the answer, by the same judge or where one of the two is without a judge."""
+        any_judge = answer.turn_id if answer.judge == events.NOBODY else _of_nobody(answer)
+        return answer in self._planned or any_judge in self._planned
 
     def _plan(self, plan: events.BatchPlanned, at_ms: int) -> None:
         if self._newest_plan is not None and plan.policy_version <= self._newest_plan.policy_version:
@@ -276,5 +278,5 @@ class PolicyBoard:
         return where.offset < self._used_up.get((where.topic, where.partition), 0)
 
 
-def _of_nobody(turn: _Answer) -> _Answer:
-    return _Answer(turn.turn_id, events.NOBODY, events.NOBODY)
+def _of_nobody(answer: _Answer) -> _Answer:
+    return _Answer(answer.turn_id, events.NOBODY, events.NOBODY)

@@ -17,7 +17,7 @@ from clawstream.stream.log import Arrived
 from clawstream.stream.runner.clock import BELIEVED_MS, Dating
 from clawstream.stream.stage import Record
 
-AT_ONCE_MS = 60_000  # partitions whose newest exchange is older than the newest of all by more than this don't count
+RECENT_MS = 60_000  # partitions whose newest exchange is older than the newest of all by more than this don't count
 A = TypeVar("A", Record, Arrived)
 MINUTE_MS = 60_000
 KEPT_MINUTES = 60
@@ -26,13 +26,14 @@ KEPT_MINUTES = 60
 class _Dated(NamedTuple):
     offset: int
     appended_ms: int
-    over_ms: int  # when the exchange ended, by the gateway's clock
+    ended_ms: int  # when the exchange ended, by the gateway's clock
 
     def off_ms(self, now_ms: int) -> int:
+        """Return by how much the broker's clock was ahead (negative: behind); 0: not found wrong."""
         if self.appended_ms - now_ms > BELIEVED_MS:
             return self.appended_ms - now_ms
-        before_ms = self.over_ms - self.appended_ms
-        is_brokers = self.over_ms - now_ms <= BELIEVED_MS  # otherwise it is the gateway's clock that is wrong
+        before_ms = self.ended_ms - self.appended_ms
+        is_brokers = self.ended_ms - now_ms <= BELIEVED_MS  # otherwise it is the gateway's clock that is wrong
         return -before_ms if before_ms > BELIEVED_MS and is_brokers else 0
 
 
@@ -53,11 +54,11 @@ class BrokerClock:
 
     def off_ms(self, now_ms: int) -> int | None:
         """Return by how much the broker's clock is ahead (negative: behind); 0: not found wrong; None: not known."""
-        over_ms = [min(dated.over_ms, now_ms) for dated in self._newest.values()]
+        ended_ms = [min(dated.ended_ms, now_ms) for dated in self._newest.values()]
         recent = [
             dated
-            for dated, over in zip(self._newest.values(), over_ms, strict=True)
-            if over >= max(over_ms) - AT_ONCE_MS
+            for dated, over in zip(self._newest.values(), ended_ms, strict=True)
+            if over >= max(ended_ms) - RECENT_MS
         ]
         return max((dated.off_ms(now_ms) for dated in recent), key=abs, default=None)
 

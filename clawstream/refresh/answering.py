@@ -108,8 +108,8 @@ class Refresher:
     def _answered(self, ask: RefreshRequest, chunks: Sequence[Chunk], finish: Finish, now: Served) -> AnswerRefreshed:
         output_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
         logprobs = [value for chunk in chunks for value in chunk.logprobs_nats]
-        pinned = None if now.adapter is None else now.version
-        sampled = behaviour(chunks[-1].weight_versions, logprobs, pinned)
+        adapter_version = None if now.adapter is None else now.version
+        sampled = behaviour(chunks[-1].weight_versions, logprobs, adapter_version)
         # Parsed without the request's tools: a call stays text as sampled, since nobody is to carry it out.
         parsed = self._reader.parse(output_ids, ask.prompt_ids, {})
         return replace(

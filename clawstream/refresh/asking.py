@@ -1,7 +1,7 @@
 """Which prompts are answered again, and how often. Pure.
 
-The one rule: each number of a turn is asked for once, however many hints it has and however often feedback changes. An
-answer that is on the log is not asked for again.
+The further answers to a turn's prompt are numbered. The one rule: each number is asked for once, however many hints the
+turn has and however often feedback changes. An answer that is on the log is not asked for again.
 """
 
 from collections.abc import Iterable
@@ -64,6 +64,7 @@ def observe(
             return _asked(known, event, event.asked_at_ms, (event.number,))
         case SampleAssembled(refreshed_id=None, hint=str()) if ours(event.policy_id):
             first = FOR_A_LATE_SAMPLE + 1
+            # Greedy answers are all the same one.
             num_further = min(answers_per_hint - 1, 1) if event.sampling.is_greedy else answers_per_hint - 1
             return _asked(known, event, at_ms, range(first, first + num_further))
     return Step(known or None)

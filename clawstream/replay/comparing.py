@@ -189,9 +189,9 @@ def compare(live: Iterable[Event], replayed: Iterable[Event], *, turn_ids: froze
     again = [event for event in replayed if isinstance(event, VerdictReached)]
     before = [event for event in live if isinstance(event, VerdictReached) and event.turn_id in turn_ids]
     replay_judge, live_judge = _most(again), _most(before)
-    there = _by_turn(event for event in before if event.judge == live_judge)
-    here = _by_turn(event for event in again if event.judge == replay_judge)
-    turns = [_turn(key, there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())]
+    live_of = _by_turn(event for event in before if event.judge == live_judge)
+    replay_of = _by_turn(event for event in again if event.judge == replay_judge)
+    turns = [_turn(key, live_of.get(key), replay_of.get(key)) for key in sorted(live_of.keys() | replay_of.keys())]
     return Comparison(
         live_judge=live_judge,
         replay_judge=replay_judge,

@@ -28,7 +28,7 @@ from clawstream.stream.topics import replay_topic, topic_of
 from clawstream.turns.stage import turns_stage
 
 EXPIRE_EVERY = 1000  # records
-_ALL = 2**63 - 1
+_ALL = 2**63 - 1  # the committable offset of each topic: nothing is read again here
 
 
 class Output:

@@ -36,9 +36,9 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; the pause lets the event loop fetch more
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_BESIDE = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the hints topic, only the scores by the replay's teacher
-# Recorded events about answers, each with its topic, by session and turn.
-Beside = dict[tuple[str, str], "list[tuple[str, events.FeedbackGiven | events.AnswerRefreshed | _Packed]]"]
+_ABOUT_ANSWERS = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the last, only the replay's teacher's scores
+# Recorded events about answers, each with its topic, by session and turn; they are applied right after the answer.
+AboutAnswers = dict[tuple[str, str], "list[tuple[str, events.FeedbackGiven | events.AnswerRefreshed | _Packed]]"]
 
 
 class _Packed(NamedTuple):
@@ -159,7 +159,7 @@ class ReplayWorker:
         for number in numbers:
             known = await self._known_votes(number) if self.judging is not None else {}
             async with asyncio.TaskGroup() as tasks:
-                await _Partition(self, number, tasks, known, await self._said_of(number)).run()
+                await _Partition(self, number, tasks, known, await self._read_about_answers(number)).run()
 
     async def _known_votes(self, number: int) -> dict[tuple[object, ...], events.VoteCast]:
         """Return the votes that earlier runs of this replay wrote, the first one on each ballot."""
@@ -174,11 +174,11 @@ class ReplayWorker:
                         known.setdefault((vote.turn_id, vote.question, vote.revision, vote.ballot), vote)
         return known
 
-    async def _said_of(self, number: int) -> Beside:
+    async def _read_about_answers(self, number: int) -> AboutAnswers:
         """Return the partition's recorded feedback, refreshed answers and scores, by turn, each topic's in order."""
-        found: Beside = defaultdict(list)
+        found: AboutAnswers = defaultdict(list)
         ranges = by_partition(self.started.ranges, number)
-        places = {place: ends for place, ends in ranges.items() if place.topic in _BESIDE}
+        places = {place: ends for place, ends in ranges.items() if place.topic in _ABOUT_ANSWERS}
         if places:
             async for records in self.log.replay(places, digest=False):
                 for record in records:
@@ -224,13 +224,13 @@ class _Partition:
         number: int,
         tasks: asyncio.TaskGroup,
         known: Mapping[tuple[object, ...], events.VoteCast],
-        beside: Beside,
+        about_answers: AboutAnswers,
     ) -> None:
         self._worker = worker
         self._number = number
         self._tasks = tasks
         self._known = known
-        self._beside = beside
+        self._about_answers = about_answers
         self._host = Host(worker.stages())
         self._waiting: list[Sealed] = []
         self._waiting_bytes = 0
@@ -245,7 +245,7 @@ class _Partition:
             streams = [
                 await stack.enter_async_context(contextlib.aclosing(self._counted(place, ends)))
                 for place, ends in by_partition(worker.started.ranges, self._number).items()
-                if place.topic not in _BESIDE
+                if place.topic not in _ABOUT_ANSWERS
             ]
             async for records in in_clock_order(streams):
                 for record in records:
@@ -280,7 +280,7 @@ class _Partition:
         )
         self._follow_up(record, self._feed(record))
         if isinstance(record.event, events.ExchangeCompleted):
-            for topic, given in self._beside.pop((record.key, record.event.exchange_id), ()):
+            for topic, given in self._about_answers.pop((record.key, record.event.exchange_id), ()):
                 said = following(record, topic, given.unpacked() if isinstance(given, _Packed) else given)
                 self._follow_up(said, self._feed(said))
 

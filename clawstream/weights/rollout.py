@@ -51,8 +51,8 @@ class Serving:
 def learn(state: Rollout, event: Event) -> Rollout:
     """Return `state` after `event`.
 
-    Events of other policies change nothing, nor does an older version that is published, unless it is the newest full
-    weights again; nor, for a key's policy, what is no adapter.
+    Events of other policies change nothing. A published version changes nothing if it is older than those offered,
+    unless it is the newest full weights again. Full weights change nothing for a key's policy, which has only adapters.
     """
     match event:
         case PolicyPublished(policy_id=state.policy_id, adapter=None) if key_of_policy(state.policy_id) is not None:

@@ -2,9 +2,11 @@
 
 Each engine is asked what it serves, so an engine that comes back with old weights is updated like any other. An engine
 that gives no answer for TURN_S during its turn loses the turn. Each engine is first told to resume, since a process
-that was killed during a swap may have left it paused. A takeover of full weights empties the engine's cache if it comes
-at our first look at the engine, or the first after an error, or if the engine serves something else than the log says.
-In these cases the cache may hold prompts that older weights filled, under a gateway's keys that name newer weights.
+that was killed during a swap may have left it paused.
+
+An engine's cache may hold prompts that older weights filled, under a gateway's keys that name newer weights. So a
+takeover of full weights empties the cache unless it is certain what filled it. It is not at our first look at the
+engine, at the first after an error, and where the engine serves something else than the log says.
 """
 
 import asyncio
@@ -48,9 +50,9 @@ async def keep_current(
 ) -> None:
     """Run until `stop`: every engine takes over the newest published version as soon as its turn comes.
 
-    `by_key`: and the newest adapter of each key's policy.
-    Where the engine's own model can't be read, a version is compared with the model in `model_path`, the policy's
-    folder. `fetcher` fetches versions from another machine; None: versions are read where they were published.
+    `by_key`: and the newest adapter of each key's policy. Where the engine's own model can't be read, a version is
+    compared with the model in `model_path`, the policy's folder. `fetcher` fetches versions from another machine; None:
+    versions are read where they were published.
     """
     board = _Board(policy_id, fetcher, by_key=by_key)
     # A log read only in part would name an old version as the newest, and engines would go back to it.
@@ -161,12 +163,13 @@ class _Turns:
     async def one(self, engine: SwappingEngine) -> AsyncIterator[None]:
         """Hold the engine's turn for the length of the block; if the engine falls silent, the next turn begins."""
         await self._taken.acquire()
-        given_up = asyncio.create_task(self._silent(engine))
-        given_up.add_done_callback(lambda _: self._taken.release())
+        # The turn ends with this task: when the engine has fallen silent, or when the block's end cancels it.
+        silence = asyncio.create_task(self._silent(engine))
+        silence.add_done_callback(lambda _: self._taken.release())
         try:
             yield
         finally:
-            given_up.cancel()
+            silence.cancel()
 
     async def _silent(self, engine: SwappingEngine) -> None:
         """Return once the engine has answered nothing for `turn_s`; one that loads a large model still answers."""

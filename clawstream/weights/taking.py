@@ -43,7 +43,7 @@ def misfit(
 
     None: it fits. Floating-point precisions are not compared, since they are cast.
     """
-    new, old = _by_place(found), _by_place(expected)
+    new, old = _by_common_name(found), _by_common_name(expected)
     wrong = [
         f"{name}: found {_shown(new.get(name))}, expected {_shown(old.get(name))}"
         for name in sorted(new.keys() | old.keys())
@@ -54,7 +54,7 @@ def misfit(
     return wrong[0] if len(wrong) == 1 else f"{wrong[0]}; and {len(wrong) - 1} tensors more do not fit"
 
 
-def _by_place(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
+def _by_common_name(tensors: Mapping[str, TensorHeader]) -> dict[str, TensorHeader]:
     """Return the tensors by names that are the same in a language model and in a multimodal model that holds it."""
     return {name.replace("language_model.", ""): header for name, header in tensors.items()}
 

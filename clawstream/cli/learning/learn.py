@@ -113,7 +113,7 @@ def learn(
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
     hurry: Annotated[
         bool,
-        typer.Option("--hurry", help="People ask on while weights are trained, so samples are older than the policy."),
+        typer.Option("--hurry", help="People go on while weights are trained, so samples are older than the policy."),
     ] = False,
     teachers: Annotated[
         str, typer.Option(help="Teachers of hints: usual, contrast, reference, ema, current, with commas; each is run.")
@@ -142,7 +142,7 @@ def learn(
     votes_together: Annotated[
         float,
         typer.Option(
-            help="Share of turns on which the judge's votes are all wrong, or none; 0: each errs alone.", min=0, max=1
+            help="Share of turns on which the judge's votes err together, all or none; 0: each alone.", min=0, max=1
         ),
     ] = 0.0,
     adapters: Annotated[

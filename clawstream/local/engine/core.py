@@ -46,6 +46,7 @@ class _Budget:
 
     def piece(self, past: int, share: int) -> int:
         """Return how many tokens after `past` others fit into 1 / `share` of the remaining budget."""
+        # In `take`, count tokens cost count * (past + count) pairs; here that is solved for count.
         half = past / 2
         fits = int((half * half + max(self.pairs, 0) / share) ** 0.5 - half)
         return max(min(fits, self.tokens // share), _LEAST_PIECE_TOKENS)

@@ -52,11 +52,11 @@ class ForwardPass:
     """Everything that attention needs to know about one forward pass."""
 
     kv: KvRows
-    write_N: Tensor
-    num_decoding: int
-    short_keys: int
-    short_mask_B11L: Tensor | None
-    long_rows: tuple[tuple[int, int], ...]
+    write_N: Tensor  # the cache entry, counted through all rows, that takes each packed token's key and value
+    num_decoding: int  # B
+    short_keys: int  # L: how many keys of each decoding row the batched call reads
+    short_mask_B11L: Tensor | None  # True where the row has the key; None: each row has all L
+    long_rows: tuple[tuple[int, int], ...]  # (row, number of keys) of each decoding row with a call of its own
     segments: tuple[PromptSegment, ...]
 
 
@@ -225,9 +225,9 @@ class RowModel:
 
     @torch.inference_mode()
     def _check_exact(self, path: str, expected: Tensor) -> None:
-        """Refuse a model whose attention (windows, sinks, soft caps) is computed wrongly here, as ten tokens show.
+        """Refuse a model whose log-probs of ten tokens differ over rows: its attention has windows, sinks or soft caps.
 
-        `attend_rows` refuses windows of any length.
+        Ten tokens don't show a longer window, so `attend_rows` refuses any.
         """
         probe = self._probe
         last = len(probe) - 1

@@ -208,13 +208,13 @@ class KvRows:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Left:
-    """The content of a row without a job."""
+class _FreeRow:
+    """A row without a job: what a finished job left in it."""
 
     tokens: TokenArray
     cache_key: tuple[str | None, str | None]
     epoch: int
-    tick: int
+    tick: int  # the smaller, the longer ago the job ended
 
 
 class JobRows:
@@ -224,12 +224,12 @@ class JobRows:
         self.kv = kv
         self.jobs: list[Job] = []
         self.epoch = 0
-        self._left = [self._empty() for _ in range(kv.num_rows)]
+        self._free = [self._empty() for _ in range(kv.num_rows)]
         self._tick = 0
 
     @staticmethod
-    def _empty() -> _Left:
-        return _Left(tokens=_NOTHING, cache_key=(None, None), epoch=-1, tick=0)
+    def _empty() -> _FreeRow:
+        return _FreeRow(tokens=_NOTHING, cache_key=(None, None), epoch=-1, tick=0)
 
     @property
     def full(self) -> bool:
@@ -238,7 +238,7 @@ class JobRows:
     def new_epoch(self) -> None:
         """Begin a new epoch: later jobs reuse nothing computed so far; running jobs keep their keys."""
         self.epoch += 1
-        self._left = [self._empty() for _ in range(self.kv.num_rows)]
+        self._free = [self._empty() for _ in range(self.kv.num_rows)]
 
     def admit(self, job: Job) -> None:
         """Give the job the next row, filled with the longest prefix that another row has."""
@@ -247,12 +247,12 @@ class JobRows:
         if source is None:
             self._make_room(row)
         elif source >= row and num_shared * 2 >= self._used(source):
-            self._swap(self._left, source, row)
+            self._swap(self._free, source, row)
         else:
             self._make_room(row, spare=source)
             self._reserve(num_shared)
             self.kv.copy(source, row, num_shared)
-        self._left[row] = self._empty()
+        self._free[row] = self._empty()
         job.epoch = self.epoch
         job.num_computed = num_shared
         job.cached_tokens = max(job.cached_tokens, num_shared)
@@ -265,10 +265,10 @@ class JobRows:
     def release(self, job: Job) -> None:
         """Take the job's row away; keys of the present weights stay there for reuse."""
         row, last = self.jobs.index(job), len(self.jobs) - 1
-        left = self._remains(job)
+        left = self._free_row_of(job)
         self._swap(self.jobs, row, last)
         self.jobs.pop()
-        self._left[last] = left
+        self._free[last] = left
 
     def arrange(self) -> int:
         """Move the decoding rows to the front; return their number."""
@@ -285,15 +285,15 @@ class JobRows:
     def release_all(self) -> list[Job]:
         """Take all rows away and leave nothing for reuse; return the jobs in the order of their rows."""
         jobs, self.jobs = self.jobs, []
-        self._left = [self._empty() for _ in range(self.kv.num_rows)]
+        self._free = [self._empty() for _ in range(self.kv.num_rows)]
         return jobs
 
-    def _remains(self, job: Job) -> _Left:
+    def _free_row_of(self, job: Job) -> _FreeRow:
         if job.epoch != self.epoch or not job.num_computed:
             return self._empty()
         self._tick += 1
         tokens = np.array(job.tokens[: job.num_computed], dtype=np.int32)
-        return _Left(tokens=tokens, cache_key=job.cache_key, epoch=job.epoch, tick=self._tick)
+        return _FreeRow(tokens=tokens, cache_key=job.cache_key, epoch=job.epoch, tick=self._tick)
 
     def _longest_prefix(self, job: Job) -> tuple[int | None, int]:
         limit = job.target - 1 if job.max_new_tokens else job.target
@@ -302,26 +302,27 @@ class JobRows:
         best: tuple[int | None, int] = (None, 0)
         wanted = job.prompt if job.num_prompt == len(job.tokens) else np.array(job.tokens, dtype=np.int32)
         for row in range(self.kv.num_rows):
-            shared = min(_common(wanted, self._offered(row, job)), limit)
+            shared = min(_common(wanted, self._reusable(row, job)), limit)
             if shared >= _SHORTEST_REUSE_TOKENS and shared > best[1]:
                 best = (row, shared)
         return best
 
-    def _offered(self, row: int, job: Job) -> TokenArray:
+    def _reusable(self, row: int, job: Job) -> TokenArray:
+        """Return the tokens whose keys and values in the row the job may reuse."""
         if row < len(self.jobs):
             other = self.jobs[row]
             fits = other.epoch == self.epoch and other.cache_key == job.cache_key
             return other.prompt[: other.num_computed] if fits else _NOTHING
-        left = self._left[row]
+        left = self._free[row]
         return left.tokens if left.epoch == self.epoch and left.cache_key == job.cache_key else _NOTHING
 
     def _make_room(self, row: int, spare: int | None = None) -> None:
         """Make row `row` free for overwriting: discard the row that was left longest ago, but never `spare`."""
         free = [index for index in range(row, self.kv.num_rows) if index != spare] or [row]
-        victim = min(free, key=lambda index: self._left[index].tick)
+        victim = min(free, key=lambda index: self._free[index].tick)
         if victim != row:
             self.kv.copy(row, victim, self._used(row))
-            self._left[victim] = self._left[row]
+            self._free[victim] = self._free[row]
 
     def _swap(self, contents: list[Any], one: int, other: int) -> None:
         """Swap two rows, in the cache and in `contents`; both belong to jobs, or neither does."""
@@ -330,7 +331,7 @@ class JobRows:
             contents[one], contents[other] = contents[other], contents[one]
 
     def _used(self, row: int) -> int:
-        return self.jobs[row].num_computed if row < len(self.jobs) else len(self._left[row].tokens)
+        return self.jobs[row].num_computed if row < len(self.jobs) else len(self._free[row].tokens)
 
     def _reserve(self, num_tokens: int) -> None:
         self.kv.reserve(num_tokens, [self._used(row) for row in range(self.kv.num_rows)])

@@ -94,7 +94,7 @@ def identity_for(data: Path) -> Identity:
     return _as_user(next(number for number in _OWN_IDS if not _has_account(number)), data)
 
 
-def named(identity: Identity, data: Path) -> Identity:
+def identity_for_initdb(identity: Identity, data: Path) -> Identity:
     """Return the identity that runs initdb on `data` for `identity`, since initdb needs an account with a name."""
     if identity.owner_id is None or identity.is_root or _has_account(identity.owner_id):
         return identity

@@ -29,7 +29,7 @@ from clawstream.local.servers.server_process import (
 
 _USER = "clawstream"
 _MECHANISM = "SCRAM-SHA-256"
-_KEPT_IN = "password"
+_CREDENTIAL = "password"
 _MODULES = "org.apache.kafka.common.security"
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
@@ -47,7 +47,7 @@ def new_password() -> str:
 def password_in(folder: Path) -> str | None:
     """Return the password of the broker in `folder`; None: it lets everybody in."""
     try:
-        return (folder / _KEPT_IN).read_text()
+        return (folder / _CREDENTIAL).read_text()
     except FileNotFoundError:
         return None
 
@@ -128,7 +128,7 @@ class EmbeddedKafka(EmbeddedServer):
 
     def __enter__(self) -> Self:
         command = java_command(java(), broker_jars(self._cache_dir))
-        self._close_once(command)
+        self._set_password_once(command)
         with (
             accounts.claimed(self.data_dir, fresh=self._fresh) as claim,
             reserved_again(self.data_dir, self._port) as port,
@@ -165,10 +165,10 @@ class EmbeddedKafka(EmbeddedServer):
         words += ["--add-scram", f"{_MECHANISM}=[name={_USER},password={password}]"]
         _run(command, words, self.data_dir, "could not be formatted")
         settings.unlink()
-        accounts.write_private(self.data_dir / _KEPT_IN, password)
+        accounts.write_private(self.data_dir / _CREDENTIAL, password)
         (self.data_dir / _NEW_DATA).rename(self.data_dir / _DATA)
 
-    def _close_once(self, command: Sequence[str]) -> None:
+    def _set_password_once(self, command: Sequence[str]) -> None:
         """Give a password to a broker's data that has none, by starting the broker once without one."""
         if self._open_to_all or self._fresh or password_in(self.data_dir) or not (self.data_dir / _DATA).is_dir():
             return
@@ -179,7 +179,7 @@ class EmbeddedKafka(EmbeddedServer):
             words += ["--entity-type", "users", "--entity-name", _USER, "--add-config-file", file.name]
             _run(command, words, self.data_dir, "could not be given a password")
             file.unlink()
-            accounts.write_private(self.data_dir / _KEPT_IN, password)
+            accounts.write_private(self.data_dir / _CREDENTIAL, password)
 
 
 def new_cluster_id() -> str:
@@ -196,10 +196,10 @@ def server_properties(log_dir: str, ports: str) -> str:
 
 def _run(command: Sequence[str], words: Sequence[str], folder: Path, what: str) -> None:
     """Run a tool of Kafka's with arguments in a file: they may be secret, and all users see command lines."""
-    told = folder / "told"
-    accounts.write_private(told, "\n".join(f'"{word}"' for word in words))
-    status, last = run_tool([*command, f"@{told.name}"], folder, READY_WITHIN_S)
-    told.unlink()
+    arguments = folder / "told"
+    accounts.write_private(arguments, "\n".join(f'"{word}"' for word in words))
+    status, last = run_tool([*command, f"@{arguments.name}"], folder, READY_WITHIN_S)
+    arguments.unlink()
     if status != 0:
         raise PartUnavailable(
             f"Kafka's storage in {folder} {what}: exit status {status}. "

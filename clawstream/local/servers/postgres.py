@@ -20,7 +20,7 @@ import psutil
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
-from clawstream.local.servers.accounts import Identity, identity_for, named
+from clawstream.local.servers.accounts import Identity, identity_for, identity_for_initdb
 from clawstream.local.servers.server_process import HOST, EmbeddedServer, ServerProcess, reserved_again, run_tool
 from clawstream.projections.accounts import url_of_owner
 from clawstream.resources import how_to_install
@@ -109,7 +109,7 @@ class EmbeddedPostgres(EmbeddedServer):
         password, proof = secrets.token_urlsafe(24), self.data_dir / "proof"
         accounts.write_private(self.data_dir / "password", password)
         accounts.write_private(proof, _proof_of(password))
-        maker = named(identity, new)
+        maker = identity_for_initdb(identity, new)
         for path in (new, proof):
             maker.give(path)
         command = [

@@ -140,7 +140,10 @@ class ServerProcess:
 
     @contextmanager
     def once_ready(self, is_ready: Callable[[], bool], within_s: float, *, name: str, instead: str) -> Iterator[None]:
-        """Run the block once the server is ready. The server is stopped if it does not get ready or the block fails."""
+        """Run the block once the server is ready. The server is stopped if it does not get ready or the block fails.
+
+        `instead` tells a person what else to do.
+        """
         ended_at_s = time.monotonic() + within_s
         try:
             while (status := self.exit_status()) is not None or not is_ready():

@@ -8,7 +8,7 @@ import pytest
 from clawstream.monitoring.app import exposition
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import PolicyBoard
-from clawstream.monitoring.windows import AT_ONCE_MS, BrokerClock, alarm
+from clawstream.monitoring.windows import RECENT_MS, BrokerClock, alarm
 from clawstream.stream.runner.clock import BELIEVED_MS
 from clawstream.stream.stage import DAY_MS, Record
 from clawstream.stream.topics import EXCHANGES
@@ -53,10 +53,10 @@ def test_without_an_exchange_nothing_is_said_of_the_clock() -> None:
 
 
 def test_a_partition_that_is_silent_since_does_not_keep_the_alarm_up_and_one_brokers_wrong_clock_raises_it() -> None:
-    wrong = exchange(7, JUMP_MS, NOW_MS - AT_ONCE_MS - 1, partition=1)
-    meanwhile = exchange(3, 0, NOW_MS - AT_ONCE_MS, partition=0)
+    wrong = exchange(7, JUMP_MS, NOW_MS - RECENT_MS - 1, partition=1)
+    meanwhile = exchange(3, 0, NOW_MS - RECENT_MS, partition=0)
     since = exchange(4, 0, NOW_MS, partition=0)
-    assert clock_of(wrong, meanwhile).off_ms(NOW_MS) == JUMP_MS - AT_ONCE_MS - 1
+    assert clock_of(wrong, meanwhile).off_ms(NOW_MS) == JUMP_MS - RECENT_MS - 1
     assert clock_of(wrong, meanwhile, since).off_ms(NOW_MS) == 0
 
 

@@ -60,15 +60,15 @@ async def test_a_replay_keeps_what_its_own_teacher_said_alone_and_small_and_only
     [scored] = flow.log.of(TeacherScored)
     flow.log.append(HINTS, replace(scored, teacher="who@else"))
     log = await written(flow, 1)
-    read_beside = ReplayWorker._said_of
+    read_about = ReplayWorker._read_about_answers
     kept: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
 
     async def watched(worker: ReplayWorker, number: int) -> Any:
-        beside = await read_beside(worker, number)
+        beside = await read_about(worker, number)
         kept.append((dict(beside), beside))
         return beside
 
-    monkeypatch.setattr(ReplayWorker, "_said_of", watched)
+    monkeypatch.setattr(ReplayWorker, "_read_about_answers", watched)
     await replayed(log, teacher=Tutor().name)
     [(at_first, at_last)] = kept
     [[(_, packed)]] = at_first.values()
