@@ -31,18 +31,21 @@ class SglangInstallation:
 
 
 def sglang_installation() -> SglangInstallation:
-    """SGLang, installed below the user's cache folder if it is not there (10 GB, about a minute)."""
+    """SGLang, installed below the user's cache folder if it is not there, whole (10 GB, minutes)."""
     folder = accounts.cache_folder() / f"sglang-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     found = SglangInstallation(python=folder / "venv" / "bin" / "python", stub=folder / "stub")
+    partial = folder / "partial"  # while it is here, whatever lies beside it was not finished
     with locks.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):
-        if not _is_installed(found.python):
+        if partial.exists() or not _is_installed(found.python):
+            partial.touch()
             print(f"tests: installing SGLang {VERSION} into {folder} (10 GB, once)", file=sys.stderr, flush=True)
             uv = ("uv",) if shutil.which("uv") else (sys.executable, "-m", "uv")
             _run((*uv, "venv", "-q", "--clear", "--python", "3.11", str(folder / "venv")))
             _run(
                 (*uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(found.python), f"sglang=={VERSION}")
             )
+            partial.unlink()
         if not (found.stub / "libcuda.so.1").is_file():
             _build_stub(found)
     return found

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,13 +31,17 @@ def openclaw_installation() -> Path:
     folder = accounts.cache_folder() / f"openclaw-{VERSION}"
     folder.mkdir(parents=True, exist_ok=True)
     package = folder / "node_modules" / "openclaw" / "package.json"
+    partial = folder / "partial"  # while it is here, whatever lies beside it was not finished
     with locks.locked(folder.with_suffix(".lock"), within_s=INSTALL_WITHIN_S):
-        if not (package.is_file() and json.loads(package.read_text())["version"] == VERSION):
+        if partial.exists() or not (package.is_file() and json.loads(package.read_text())["version"] == VERSION):
+            partial.touch()
+            shutil.rmtree(folder / "node_modules", ignore_errors=True)
             print(f"tests: installing OpenClaw {VERSION} into {folder} (770 MB, once)", file=sys.stderr, flush=True)
             # Node first: OpenClaw refuses to be installed by an older one.
             for name in (f"node@{NODE}", f"openclaw@{VERSION}"):
                 npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder), name)
                 subprocess.run(npm, check=True, cwd=folder, env=_on_path(folder), timeout=INSTALL_WITHIN_S)
+            partial.unlink()
     return folder
 
 
