@@ -15,6 +15,11 @@ import pytest
 
 from tests import examples
 
+# Where Python is told to keep no bytecode, as images of it do, every worker would rewrite all tests, and each of the
+# hundreds of processes that they start would compile what it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Before anybody imports torch or starts a process that does: two cores are shared by a broker, a database and us.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 if "torch" in sys.modules:
