@@ -44,6 +44,7 @@ def test_each_arm_computes_the_padded_arm_s_gradient(load: str, model: Path) -> 
         assert _difference(found, expected) < 1e-3, arm
 
 
+@pytest.mark.slow
 def test_an_arm_computes_as_many_tokens_as_its_ingredients_leave(model: Path) -> None:
     lengths = [60 + 8 * turn for turn in range(1, 11)]  # 3,000 and 200 + 200 by 50: what is there at a turn's end
     computed = {arm: gradient(arm, "sessions", model)[1] for arm in ("padded", "ours_packed", "ours_shared")}

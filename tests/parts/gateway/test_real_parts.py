@@ -20,6 +20,8 @@ from tests.parts.gateway.running_gateway import QUESTION, WITHIN_S, RunningGatew
 from tests.renderers import load_renderer
 from tests.sessions import history, user
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -50,7 +52,6 @@ async def gateway(models: tuple[Path, Path], engine_url: str, log: KafkaLog) -> 
         yield found
 
 
-@pytest.mark.slow
 async def test_a_streamed_conversation_can_be_read_back_from_kafka(
     gateway: RunningGateway, models: tuple[Path, Path], engine_url: str, log: KafkaLog
 ) -> None:
@@ -80,7 +81,6 @@ async def test_a_streamed_conversation_can_be_read_back_from_kafka(
     assert third.headers["x-session-id"] == one.session_id
 
 
-@pytest.mark.slow
 async def test_equal_seeds_give_equal_answers(gateway: RunningGateway) -> None:
     texts = [
         (await gateway.chat(seed=7, temperature=1.0, max_tokens=12)).body["choices"][0]["message"]["content"]

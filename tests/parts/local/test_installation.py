@@ -136,6 +136,7 @@ async def test_the_embedded_database_has_the_same_address_at_each_start(tmp_path
     assert (urls[0], len(servers)) == (urls[1], 2)
 
 
+@pytest.mark.slow
 async def test_a_broker_that_does_not_start_is_told_and_what_was_started_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

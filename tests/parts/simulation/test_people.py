@@ -89,6 +89,7 @@ async def test_a_session_is_a_question_and_a_reaction_with_the_whole_history_and
     assert all(0 <= ms <= r["total_ms"] for r in reports for _, ms in r["gaps"])
 
 
+@pytest.mark.slow
 async def test_the_same_seed_asks_the_same_things_in_the_same_words(sums: tuple[str, str]) -> None:
     async def said() -> list[str]:
         async with (
@@ -223,6 +224,7 @@ async def test_each_person_is_scored_by_their_own_wish_and_hinted_with_it(mixed:
     assert score["by_persona"] == {"student": 1.0, "ta": 0.0, "teacher": 0.0}  # the server answers all in plain words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "specific"), [("0", 0), ("1", 20)])
 async def test_the_stated_share_of_complaints_says_what_is_wanted(
     mixed: tuple[str, str], share: str, specific: int

@@ -155,6 +155,7 @@ async def test_a_trainer_whose_step_was_rejected_is_put_back_to_the_start_and_us
         assert (published / file).read_bytes() == (tmp_path / "without" / file).read_bytes(), file
 
 
+@pytest.mark.slow
 async def test_a_step_that_is_taken_with_other_settings_than_it_was_planned_with_says_so(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,6 +212,7 @@ async def test_a_step_that_was_killed_before_it_was_rejected_is_rejected_after_t
     assert second.event_id == first.event_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 3])
 async def test_a_lost_version_is_made_again_as_it_was_and_a_rejected_one_before_or_after_it_is_not(
     base: Path, tmp_path: Path, lost: int
