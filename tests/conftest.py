@@ -9,7 +9,9 @@ import gc
 import os
 import sys
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -27,8 +29,8 @@ if "torch" in sys.modules:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as there are cores: many tests wait for others."""
-    return -(-3 * len(os.sched_getaffinity(0)) // 2)
+    """Two more than there are cores: many tests wait for others, and each worker has servers of its own."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,6 +53,28 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(trylast=True)  # once the tests that are not to be run are gone
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Side by side, files that may take long go first, and then those with many tests: a worker ends with short ones.
+
+    By the number of tests alone, as pytest-xdist has it, what takes minutes comes last, and the others wait for it.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    num_tests = Counter(item.path for item in items)
+    markers = ((item.path, item.get_closest_marker("timeout")) for item in items)
+    long = {path for path, marker in markers if marker and marker.args[0] > _LONG_S}
+
+    def place(item: pytest.Item) -> tuple[int, bool, int]:
+        tier, *_ = item.path.relative_to(_TESTS).parts
+        return _TIERS.index(tier), item.path not in long, -num_tests[item.path]
+
+    items.sort(key=place)
+
+
+_TESTS = Path(__file__).parent
+_TIERS = ("system", "parts", "unit")
+_LONG_S = 300
 _FAUSTS = f"{os.sep}mode{os.sep}"  # its services leave tasks that wait for an event, which take no time
 
 
