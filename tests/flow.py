@@ -218,7 +218,7 @@ class Flow:
         judged: bool = True,
         grouped: bool = False,
         interrupted: bool = False,
-        anew: Policy | None = None,
+        refresher: Policy | None = None,
         answers_per_hint: int = 1,
         learns: LearnsFrom = EVERYTHING,
     ) -> None:
@@ -238,8 +238,8 @@ class Flow:
         ]
         if not judged:
             del stages[1]
-        if anew is not None:
-            stages.append(refresh_stage(anew, "policy", answers_per_hint=answers_per_hint, now_ms=lambda: 0))
+        if refresher is not None:
+            stages.append(refresh_stage(refresher, "policy", answers_per_hint=answers_per_hint, now_ms=lambda: 0))
         if grouped:
             stages += groups_stages(weights, wait_s=60.0)
         self.workers = [Worker(stage, self.log) for stage in stages]

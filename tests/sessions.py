@@ -204,7 +204,7 @@ class Session:
         return given
 
     def forget(self) -> None:
-        """The gateway starts anew: the next request is written whole."""
+        """The gateway starts again: the next request is written whole."""
         self._parent = None
 
     def _next(self, messages: Sequence[Mapping[str, Any]], options: bytes) -> tuple[str, RequestDelta, int, int]:

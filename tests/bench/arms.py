@@ -144,7 +144,7 @@ ARMS: Mapping[str, Callable[[Place], AbstractContextManager[Arm]]] = {
 
 
 def load_program() -> Path:
-    """Return the compiled mock engine and load generator, built anew where its source has changed."""
+    """Return the compiled mock engine and load generator, built again where its source has changed."""
     source = b"".join(path.read_bytes() for path in sorted(_LOAD.iterdir()))
     program = _cache() / f"load-{hashlib.sha256(source).hexdigest()[:12]}"
     if not program.exists():

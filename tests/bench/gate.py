@@ -24,7 +24,7 @@ from tests.bench.report import report
 from tests.parts.training.planted import FAULTS, always_good
 
 SETTINGS = TrainingSettings(learning_rate=2e-4)
-STEPS_A_RUN = 20  # of one policy; then another one begins anew
+STEPS_A_RUN = 20  # of one policy; then another one begins
 PLANTED_AFTER = (2, 5, 10)  # healthy steps
 PATIENCE = 10  # steps within which a fault is to be caught
 

@@ -1,4 +1,4 @@
-"""How fast the projection is made anew of a log of the demo's size, and how fast it is verified.
+"""How fast the projection is rebuilt from a log of the demo's size, and how fast it is verified.
 
 Broker, database and this process share the machine's cores, as they do on a laptop.
 """

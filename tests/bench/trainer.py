@@ -30,7 +30,7 @@ OURS = ("ours_head", "ours_packed", "ours_shared", "ours_recomputed")
 ARMS = {
     "sessions": (*THEIRS, *OURS),
     "single": (*THEIRS, *OURS),
-    "rendered_anew": ("padded", "ours_packed", "ours_shared"),
+    "rendered_again": ("padded", "ours_packed", "ours_shared"),
 }
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 900.0
@@ -52,7 +52,7 @@ def trainer(
         int, typer.Option(min=1, help="So are width and vocabulary by this; 1: 1,024 and 151,936.")
     ] = 4,
     rounds: Annotated[int, typer.Option(min=1)] = 1,
-    loads: Annotated[str, typer.Option()] = "sessions,single,rendered_anew",
+    loads: Annotated[str, typer.Option()] = "sessions,single,rendered_again",
     arms: Annotated[str, typer.Option()] = ",".join((*THEIRS, *OURS)),
     device: Annotated[str, typer.Option(help="cuda: tokens/s and MFU of --shapes instead.")] = "cpu",
     shapes: Annotated[str, typer.Option()] = "qwen3-0.6b,qwen3-1.7b,qwen3-4b",

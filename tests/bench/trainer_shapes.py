@@ -48,7 +48,7 @@ def answers(load: str, shape: Shape) -> list[Answer]:
     """Return the answers of a load.
 
     `sessions`: one of 10 turns of 200 + 200 tokens after a system prompt of 3,000, each prompt with all before it.
-    `rendered_anew`: the same by a template that renders earlier answers otherwise than they were sampled.
+    `rendered_again`: the same by a template that renders earlier answers otherwise than they were sampled.
     `single`: 16 turns of 512 + 256 that have nothing in common.
     """
     rng = random.Random(load)

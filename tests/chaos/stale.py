@@ -39,7 +39,7 @@ async def _freeze_and_wake(installation: InstallationUnderTest, projectors: Sequ
     since = _ends(projectors)
     await installation.database.stop()
     holder = await _said(projectors, HOLDS, since, within_s=_HOLDS_WITHIN_S)
-    if holder is not None:  # none has any, as while the group gives partitions anew
+    if holder is not None:  # none has any, as while the group reassigns partitions
         holder.send(signal.SIGSTOP)
     since = _ends(projectors)
     await installation.database.start()

@@ -36,7 +36,7 @@ def gradient(arm: str, load: str, folder: Path) -> tuple[dict[str, torch.Tensor]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("load", ["sessions", "rendered_anew", "single"])
+@pytest.mark.parametrize("load", ["sessions", "rendered_again", "single"])
 def test_each_arm_computes_the_padded_arm_s_gradient(load: str, model: Path) -> None:
     expected, _ = gradient("padded", load, model)
     for arm in OURS_AND_THEIRS:

@@ -187,7 +187,7 @@ def test_ids_of_calls_are_put_into_the_family_s_form(renderers: dict[str, Prompt
         assert text.count(own) == 2
 
 
-def test_ids_that_are_nearly_in_form_are_made_anew_and_each_call_has_its_own() -> None:
+def test_ids_that_are_nearly_in_form_are_made_again_and_each_call_has_its_own() -> None:
     calls = [asked(call_id, *PARIS) for call_id in ("call1", "call2", "abcdefgh01")]
     history: list[dict[str, Any]] = [
         {"role": "assistant", "tool_calls": calls},

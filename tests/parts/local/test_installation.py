@@ -110,7 +110,7 @@ def test_a_trainer_on_another_machine_is_not_started_here_too() -> None:
         (TrainingSettings(rehearsal_share=0.0, answers_per_hint=2), True),
     ],
 )
-def test_prompts_are_answered_anew_here_only_where_the_settings_want_it(
+def test_prompts_are_answered_again_here_only_where_the_settings_want_it(
     training: TrainingSettings, *, runs: bool
 ) -> None:
     assert ("refresh" in STAGES, "refresh" in _stages(Settings(training=training))) == (True, runs)

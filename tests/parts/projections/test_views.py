@@ -263,18 +263,20 @@ def test_each_step_of_a_group_has_its_advantage_or_why_it_has_none(emptied: Engi
     }
 
 
-def test_a_sample_of_an_answer_given_anew_is_told_apart_and_shows_that_answer(emptied: Engine) -> None:
+def test_a_sample_of_an_answer_given_again_is_told_apart_and_shows_that_answer(emptied: Engine) -> None:
     given = logs.example(
         AnswerRefreshed, session_id=one_session.SESSION, turn_id=one_session.FIRST, number=1, policy_id="policy",
         versions=(VersionSpan(policy_version=1, num_tokens=2),), output_ids=(5, 6), output_logprobs=(-0.5, -0.25),
-        message=one_session.message("assistant", "5, anew"), error=None,
+        message=one_session.message("assistant", "5, again"), error=None,
     )  # fmt: skip
-    anew = replace(one_session.SAMPLE, reward=None, total_reward=None, refreshed_id=given.event_id)
-    plan = logs.example(BatchPlanned, policy_id="policy", policy_version=2, sample_ids=(anew.sample_id,), replay=None)
-    write_all(emptied, logs.records([*one_session.ONE_SESSION, given, anew, plan]))
+    refreshed = replace(one_session.SAMPLE, reward=None, total_reward=None, refreshed_id=given.event_id)
+    plan = logs.example(
+        BatchPlanned, policy_id="policy", policy_version=2, sample_ids=(refreshed.sample_id,), replay=None
+    )
+    write_all(emptied, logs.records([*one_session.ONE_SESSION, given, refreshed, plan]))
 
     lineage = _rows(emptied, "SELECT * FROM lineage WHERE question = 'hint' ORDER BY policy_version")
-    assert [(row["answer"], row["refreshed_answer"]) for row in lineage] == [("**5**", None), ("**5**", "5, anew")]
+    assert [(row["answer"], row["refreshed_answer"]) for row in lineage] == [("**5**", None), ("**5**", "5, again")]
     assert [row["refreshed_id"] for row in lineage] == [None, given.event_id]
     revisions = _rows(emptied, "SELECT standing, refreshed_id FROM sample_revisions ORDER BY refreshed_id NULLS FIRST")
     assert [tuple(one.values()) for one in revisions] == [("planned", None), ("planned", given.event_id)]
@@ -285,13 +287,13 @@ def test_a_sample_of_an_answer_given_anew_is_told_apart_and_shows_that_answer(em
     assert {told["sample_id"], scored["sample_id"]} == {one_session.SAMPLE.sample_id}
 
 
-def test_a_prompt_that_was_to_be_answered_anew_says_what_came_of_it(emptied: Engine) -> None:
+def test_a_prompt_that_was_to_be_answered_again_says_what_came_of_it(emptied: Engine) -> None:
     def given(turn: str, number: int, error: str | None = None) -> AnswerRefreshed:
-        anew: AnswerRefreshed = logs.example(
+        refreshed: AnswerRefreshed = logs.example(
             AnswerRefreshed, session_id=one_session.SESSION, turn_id=turn, number=number, versions=(), output_ids=(),
-            output_logprobs=(), message=None if error else one_session.message("assistant", "5, anew"), error=error,
+            output_logprobs=(), message=None if error else one_session.message("assistant", "5, again"), error=error,
         )  # fmt: skip
-        return anew
+        return refreshed
 
     sampled, cut = given(one_session.FIRST, FOR_A_LATE_SAMPLE), given(one_session.FIRST, 1)
     sample = replace(one_session.SAMPLE, reward=None, total_reward=None, refreshed_id=sampled.event_id)
@@ -309,8 +311,8 @@ def test_a_prompt_that_was_to_be_answered_anew_says_what_came_of_it(emptied: Eng
         (row["turn_id"], row["number"]): (row["answer"], row["sample_id"], row["no_sample_because"]) for row in rows
     }
     assert told == {
-        (one_session.FIRST, 0): ("5, anew", sample.sample_id, None),
-        (one_session.FIRST, 1): ("5, anew", None, "truncated"),
+        (one_session.FIRST, 0): ("5, again", sample.sample_id, None),
+        (one_session.FIRST, 1): ("5, again", None, "truncated"),
         ("broken", 0): (None, None, "too long"),
         ("waits", 0): (None, None, "not answered yet"),
     }

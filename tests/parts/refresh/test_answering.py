@@ -1,4 +1,4 @@
-"""How engines are asked to answer anew: the recorded prompt, by the newest version, on record as sampled."""
+"""How engines are asked to answer again: the recorded prompt, by the newest version, on record as sampled."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
@@ -79,7 +79,7 @@ async def test_an_answer_is_on_record_with_its_tokens_log_probs_and_the_weights_
     assert (sampling.max_new_tokens, sampling.stop) == (64, ())
 
 
-async def test_an_answer_anew_is_sampled_under_the_penalties_and_the_grammar_of_the_recorded_one() -> None:
+async def test_a_new_answer_is_sampled_under_the_penalties_and_the_grammar_of_the_recorded_one() -> None:
     shaping, engine = Shaping(repetition_penalty=1.3, min_new_tokens=2, ebnf='root ::= "9"'), backend()
     async with asked(engine) as refresher:
         given = await answer(refresher, replace(ASK, sampling=replace(SAMPLING, shaping=shaping)))

@@ -107,7 +107,7 @@ async def test_partitions_and_processes_make_no_difference_to_a_byte(
 
 
 @pytest.mark.slow
-async def test_a_judge_asked_anew_over_http_can_be_compared_and_promoted(
+async def test_a_judge_asked_again_over_http_can_be_compared_and_promoted(
     recorded: tuple[Settings, KafkaLog],
 ) -> None:
     settings, log = recorded

@@ -129,7 +129,7 @@ async def test_an_answer_that_comes_after_much_else_was_read_meets_what_it_was_a
     assert await replayed(clocked.log, replace(asks, step=step)) == [0]
 
 
-async def test_a_session_that_begins_anew_after_a_silence_waits_for_what_was_asked_about_it_before() -> None:
+async def test_a_session_that_begins_again_after_a_silence_waits_for_what_was_asked_about_it_before() -> None:
     clocked = Clocked()
 
     async def perform(call: Call) -> Sequence[Event]:

@@ -71,7 +71,7 @@ async def test_an_outcome_that_can_not_be_read_is_named_and_its_cell_run_again_w
     assert rows[1].outcome is not None
 
 
-async def test_a_cell_that_was_cut_off_begins_anew(grid: Grid) -> None:
+async def test_a_cell_that_was_cut_off_begins_again(grid: Grid) -> None:
     left = grid.folder_of(NONSENSE) / "kafka"
     left.mkdir(parents=True)
     (row,) = await grid.run([NONSENSE], REFERENCE, at_once=1, tell=lambda _, __: None)

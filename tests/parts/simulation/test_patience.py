@@ -127,7 +127,7 @@ async def test_people_who_are_content_end_the_run(monkeypatch: pytest.MonkeyPatc
     assert 3 * BATCH <= sum(world.asked) < 4 * BATCH
 
 
-async def test_where_answers_are_given_anew_all_stages_are_waited_for() -> None:
+async def test_where_answers_are_given_again_all_stages_are_waited_for() -> None:
     world = World(answers_per_hint=4)
     await world.live(2)
 

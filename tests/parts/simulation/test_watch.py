@@ -44,7 +44,7 @@ class Lags:
 
 
 @pytest.mark.parametrize("behind", ["samples", "refresh"])
-async def test_all_is_quiet_once_answers_given_anew_are_samples_where_hints_have_them(behind: str) -> None:
+async def test_all_is_quiet_once_answers_given_again_are_samples_where_hints_have_them(behind: str) -> None:
     log = Lags(behind)
     await programs.quiet(CASTS["all"], Watch(refreshes=True), cast("KafkaLog", log))
     assert log.asked == ["turns", "judging", "refresh", "samples"] * 5

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # seconds, which each life would take anew
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # seconds, which each life would take again
 
 from clawstream.cli import main
 from clawstream.events import BatchPlanned, Event, PolicyPublished

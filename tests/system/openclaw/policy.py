@@ -1,7 +1,7 @@
 """A policy that says what it is told: a tokenizer of its own, Qwen3's markers, and known log-probs.
 
 What it says is sampled byte by byte, as no tokenizer would write it: a prompt that holds an answer in other tokens than
-the sampled ones was rendered anew.
+the sampled ones was rendered again.
 """
 
 import json

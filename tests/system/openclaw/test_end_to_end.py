@@ -102,7 +102,7 @@ def test_tokens_and_log_probs_are_those_of_the_engine(played: Played, exchanges:
 
 
 def test_after_a_first_turn_the_engine_prefills_what_is_new(played: Played, exchanges: list[Exchange]) -> None:
-    """A client that rewrites its system prompt or drops its history starts anew; nobody can keep that prefix."""
+    """A client that rewrites its system prompt or drops its history starts over; nobody can keep that prefix."""
     counts = []
     for key, part in sessions(exchanges).items():
         seen: list[tuple[int, ...]] = []

@@ -85,7 +85,7 @@ def test_an_attempt_that_goes_on_has_not_ended_nor_has_a_session_of_no_group() -
 
 def test_a_session_that_is_used_again_is_two_attempts() -> None:
     session = attempt(None, outcome=1.0)
-    session.ask([user("begin anew")], "again")
+    session.ask([user("start over")], "again")
     session.done()
     log = Flow(judged=False, grouped=True).run(session.written)
     assert len({ended.trajectory_id for ended in log.of(TrajectoryEnded)}) == 2
@@ -190,7 +190,7 @@ def test_what_differs_in_anything_has_another_id() -> None:
     assert replace(ended, revision=ended.revision + 1).event_id != ended.event_id
 
 
-def test_an_answer_given_anew_that_is_refused_says_nothing_of_its_turns_step() -> None:
+def test_an_answer_given_again_that_is_refused_says_nothing_of_its_turns_step() -> None:
     refused = SampleRefused(
         session_id="s", turn_id="t", judge="j", prompt_version="1", revision=0, reason=RefusalReason.TRUNCATED,
         refreshed_id="a",

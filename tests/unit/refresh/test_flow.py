@@ -1,4 +1,4 @@
-"""Answers given anew: which prompts are asked, and that each usable answer is one sample of its hint alone."""
+"""Answers given again: which prompts are asked, and that each usable answer is one sample of its hint alone."""
 
 import random
 from collections import Counter
@@ -36,7 +36,7 @@ from tests.examples import examples
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.flow import HOWEVER_DRAWN, Flow, Oracle, Tutor, now
 from tests.sessions import Letters, Session, assistant, user
-from tests.unit.refresh.anew import HINT, Anew, of_anew, too_late
+from tests.unit.refresh.refresher import HINT, FakeRefresher, of_refreshed, too_late
 from tests.unit.samples.test_feedback import THUMBS, asked_twice, rated
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation
 from tests.unit.stream import toys
@@ -47,14 +47,14 @@ def own(log_samples: list[SampleAssembled]) -> list[SampleAssembled]:
 
 
 def test_a_hint_gets_so_many_answers_of_the_same_prompt_and_each_is_a_sample_without_a_reward() -> None:
-    anew = Anew()
-    log = Flow(Oracle(HINT), anew=anew, answers_per_hint=4).run(asked_twice(after=[(0, -1.0)]))
+    refresher = FakeRefresher()
+    log = Flow(Oracle(HINT), refresher=refresher, answers_per_hint=4).run(asked_twice(after=[(0, -1.0)]))
     first, revised, *_ = own(log.of(SampleAssembled))
-    further = of_anew(log.of(SampleAssembled))
-    assert [ask.number for ask in anew.asked] == [1, 2, 3]
+    further = of_refreshed(log.of(SampleAssembled))
+    assert [ask.number for ask in refresher.asked] == [1, 2, 3]
     assert len({one.sample_id for one in further}) == 3
     assert len({one.response_ids for one in further}) == 3
-    assert {ask.prompt_ids for ask in anew.asked} == {first.prompt_ids}
+    assert {ask.prompt_ids for ask in refresher.asked} == {first.prompt_ids}
     for one in further:
         assert one.turn_id == first.turn_id
         assert (one.prompt_ids, one.hint, one.hinted_prompt_ids) == (
@@ -68,46 +68,46 @@ def test_a_hint_gets_so_many_answers_of_the_same_prompt_and_each_is_a_sample_wit
 
 
 def test_one_answer_a_hint_is_the_turns_own() -> None:
-    anew = Anew()
-    Flow(Oracle(HINT), anew=anew).run(asked_twice(after=[(0, -1.0)]))
-    assert anew.asked == []
+    refresher = FakeRefresher()
+    Flow(Oracle(HINT), refresher=refresher).run(asked_twice(after=[(0, -1.0)]))
+    assert refresher.asked == []
 
 
 def test_two_judges_hints_score_the_same_answers() -> None:
-    anew = Anew()
-    flow = Flow(Oracle(HINT), anew=anew, answers_per_hint=3)
+    refresher = FakeRefresher()
+    flow = Flow(Oracle(HINT), refresher=refresher, answers_per_hint=3)
     log = flow.run(asked_twice())
     [found] = log.of(HintFound)
     [verdict] = log.of(VerdictReached)
     flow.run([replace(found, judge="another"), replace(verdict, judge="another")])
-    assert [ask.number for ask in anew.asked] == [1, 2]
-    assert Counter(one.refreshed_id for one in of_anew(log.of(SampleAssembled))) == dict.fromkeys(
+    assert [ask.number for ask in refresher.asked] == [1, 2]
+    assert Counter(one.refreshed_id for one in of_refreshed(log.of(SampleAssembled))) == dict.fromkeys(
         log.first_by_id(ANSWERS), 2
     )
 
 
 def test_a_turn_whose_samples_come_too_late_is_answered_once_however_often_a_thumb_turns() -> None:
-    anew = Anew()
-    flow = Flow(Oracle(HINT), anew=anew)
+    refresher = FakeRefresher()
+    flow = Flow(Oracle(HINT), refresher=refresher)
     log = flow.run(asked_twice(after=[(0, 1.0), (0, -1.0), (0, 1.0)]))
     _, *late = own(log.of(SampleAssembled))
     assert len(late) > 1
     flow.run([too_late(one) for one in (*late, *late)])
-    [one] = of_anew(log.of(SampleAssembled))
-    assert [ask.number for ask in anew.asked] == [0]
+    [one] = of_refreshed(log.of(SampleAssembled))
+    assert [ask.number for ask in refresher.asked] == [0]
     assert (one.hint, one.learned_reward) == (late[0].hint, None)
     assert (one.prompt_ids, one.hinted_prompt_ids) == (late[0].prompt_ids, late[0].hinted_prompt_ids)
 
 
 def test_a_sample_of_a_session_that_is_over_is_answered_too_and_once() -> None:
-    anew = Anew()
-    flow = Flow(Oracle(HINT), anew=anew)
+    refresher = FakeRefresher()
+    flow = Flow(Oracle(HINT), refresher=refresher)
     log = flow.run([*asked_twice(), Session().done()])
     first, *_ = log.of(SampleAssembled)
     flow.run([too_late(first)])
     flow.run([too_late(first)])
-    assert [one.turn_id for one in of_anew(log.of(SampleAssembled))] == [first.turn_id]
-    assert len(anew.asked) == 1
+    assert [one.turn_id for one in of_refreshed(log.of(SampleAssembled))] == [first.turn_id]
+    assert len(refresher.asked) == 1
 
 
 def test_an_answer_is_sampled_as_the_turns_own_was_with_a_seed_of_its_own_that_stays() -> None:
@@ -136,16 +136,16 @@ async def test_what_is_older_than_feedback_is_heard_for_is_given_up_unasked_and_
     age_ms: int, num_asked: int
 ) -> None:
     [first, *_] = own(Flow(Oracle(HINT)).run(asked_twice()).of(SampleAssembled))
-    anew = Anew()
+    refresher = FakeRefresher()
     log = MemoryLog(MemoryBroker(partitions=1))
     await log.append([first, too_late(first)])
     told = [record.timestamp_ms for record in await toys.read(log, SAMPLES)]
-    stage = refresh_stage(anew, "policy", answers_per_hint=2, heard_ms=50, now_ms=lambda: told[0] + age_ms)
+    stage = refresh_stage(refresher, "policy", answers_per_hint=2, heard_ms=50, now_ms=lambda: told[0] + age_ms)
     async with toys.running(stage, log):
         await toys.settled(log, "refresh")
     said = [one.event for one in await toys.read(log, ANSWERS) if isinstance(one.event, AnswerRefreshed)]
     assert sorted((one.number, one.message is None) for one in said) == [(0, True), (1, num_asked == 0)]
-    assert len(anew.asked) == num_asked
+    assert len(refresher.asked) == num_asked
     assert all("too old" in (one.error or "") for one in said if one.message is None)
 
 
@@ -165,18 +165,18 @@ def test_answers_to_prompts_that_are_not_there_are_bounded_and_the_oldest_is_for
     state: State | None = None
     given_: Event
     for number in range(MAX_UNPLACED + 3):
-        [given_] = now(Anew().answer(replace(ask, turn_id=f"nowhere-{number}")))
+        [given_] = now(FakeRefresher().answer(replace(ask, turn_id=f"nowhere-{number}")))
         state, _, _ = joined(state, given_, SampleRules(Letters()))
     assert state is not None
     assert list(state.refreshed) == [f"nowhere-{number}" for number in range(3, MAX_UNPLACED + 3)]
 
 
 def test_an_answer_that_is_cut_off_is_refused_for_that_and_its_turn_is_not() -> None:
-    log = Flow(Oracle(HINT), anew=Anew(bad=1), answers_per_hint=3).run(asked_twice())
+    log = Flow(Oracle(HINT), refresher=FakeRefresher(bad=1), answers_per_hint=3).run(asked_twice())
     given_ = log.of(AnswerRefreshed)
     [turn] = own(log.of(SampleAssembled))
     assert [one.finish_reason for one in given_] == [FinishReason.LENGTH] * 2
-    assert of_anew(log.of(SampleAssembled)) == []
+    assert of_refreshed(log.of(SampleAssembled)) == []
     assert [(one.turn_id, one.judge, one.refreshed_id, one.reason) for one in log.of(SampleRefused)] == [
         (turn.turn_id, turn.judge, one.event_id, RefusalReason.TRUNCATED) for one in given_
     ]
@@ -187,7 +187,7 @@ def test_an_answer_that_the_rules_do_not_let_be_trained_on_any_more_is_refused_f
         replace(event, sampling=replace(event.sampling, top_k=1)) if isinstance(event, ExchangeCompleted) else event
         for event in asked_twice()
     ]
-    before = Flow(Oracle(HINT), anew=Anew(), learns=HOWEVER_DRAWN, answers_per_hint=2).run(cold)
+    before = Flow(Oracle(HINT), refresher=FakeRefresher(), learns=HOWEVER_DRAWN, answers_per_hint=2).run(cold)
     [given_] = before.of(AnswerRefreshed)
     flow = Flow(Oracle(HINT))
     flow.run([*cold, given_, given_])
@@ -197,22 +197,22 @@ def test_an_answer_that_the_rules_do_not_let_be_trained_on_any_more_is_refused_f
 
 @pytest.mark.parametrize(("learns", "num"), [(EVERYTHING, 0), (HOWEVER_DRAWN, 1)])
 @pytest.mark.parametrize("greedy", [{"temperature": 0.0}, {"top_k": 1}])
-def test_greedy_answers_are_answered_anew_only_where_their_hints_count_and_once(
+def test_greedy_answers_are_answered_again_only_where_their_hints_count_and_once(
     greedy: dict[str, Any], learns: LearnsFrom, num: int
 ) -> None:
     cold = [
         replace(event, sampling=replace(event.sampling, **greedy)) if isinstance(event, ExchangeCompleted) else event
         for event in asked_twice()
     ]
-    anew = Anew()
-    log = Flow(Oracle(HINT), anew=anew, learns=learns, answers_per_hint=3).run(cold)
-    assert len(anew.asked) == len(of_anew(log.of(SampleAssembled))) == num
+    refresher = FakeRefresher()
+    log = Flow(Oracle(HINT), refresher=refresher, learns=learns, answers_per_hint=3).run(cold)
+    assert len(refresher.asked) == len(of_refreshed(log.of(SampleAssembled))) == num
 
 
-def test_where_an_engine_is_the_teacher_it_scores_each_answer_given_anew() -> None:
+def test_where_an_engine_is_the_teacher_it_scores_each_answer_given_again() -> None:
     tutor = Tutor()
-    log = Flow(Oracle(HINT), teacher=tutor, anew=Anew(), answers_per_hint=3).run(asked_twice())
-    further = of_anew(log.of(SampleAssembled))
+    log = Flow(Oracle(HINT), teacher=tutor, refresher=FakeRefresher(), answers_per_hint=3).run(asked_twice())
+    further = of_refreshed(log.of(SampleAssembled))
     assert len(further) == 2
     assert {asked.response_ids for asked in tutor.asked} >= {one.response_ids for one in further}
     for one in further:
@@ -234,7 +234,7 @@ def test_any_interleaving_and_any_restart_gives_the_same_answers_and_one_sample_
     events = rated(conversation(["ask", *moves]), thumbs)  # type: ignore[arg-type]
 
     def run_through(rng: random.Random | None, restarts: float = 0.0) -> Flow:
-        flow = Flow(anew=Anew(bad + 1), answers_per_hint=answers, teacher=Tutor() if taught else None)
+        flow = Flow(refresher=FakeRefresher(bad + 1), answers_per_hint=answers, teacher=Tutor() if taught else None)
         flow.run(events, rng, restarts=restarts)
         # Which of a turn's revisions there are depends on what came between; the first and the last are always there.
         hinted = {one.turn_id: one for one in own(flow.log.of(SampleAssembled)) if one.hint}
@@ -244,9 +244,9 @@ def test_any_interleaving_and_any_restart_gives_the_same_answers_and_one_sample_
     calm, wild = run_through(None), run_through(random.Random(seed), 0.15)
     found = {one.event_id: one for one in wild.log.of(AnswerRefreshed)}
     assert found == {one.event_id: one for one in calm.log.of(AnswerRefreshed)}
-    samples = of_anew(wild.log.first_by_id(SAMPLES).values())
+    samples = of_refreshed(wild.log.first_by_id(SAMPLES).values())
     assert {one.sample_id: one for one in samples} == {
-        one.sample_id: one for one in of_anew(calm.log.first_by_id(SAMPLES).values())
+        one.sample_id: one for one in of_refreshed(calm.log.first_by_id(SAMPLES).values())
     }
     assert Counter(one.refreshed_id for one in samples) == Counter(
         name for name, one in found.items() if one.finish_reason is FinishReason.STOP
@@ -264,34 +264,36 @@ def test_answers_that_are_on_the_log_are_used_whatever_is_read_first_and_not_ask
     moves: list[str], seed: int
 ) -> None:
     events = conversation(["ask", *moves, "ask"])
-    before = Flow(anew=Anew(), answers_per_hint=3)
+    before = Flow(refresher=FakeRefresher(), answers_per_hint=3)
     late = [too_late(one) for one in own(before.run(events).of(SampleAssembled)) if one.hint]
-    expected = of_anew(before.run(late).first_by_id(SAMPLES).values())
+    expected = of_refreshed(before.run(late).first_by_id(SAMPLES).values())
     given_ = before.log.of(AnswerRefreshed)
 
-    flow = Flow(anew=Anew(), answers_per_hint=3)
+    flow = Flow(refresher=FakeRefresher(), answers_per_hint=3)
     flow.run([*late, *given_, *events], random.Random(seed), restarts=0.1)
-    found = of_anew(flow.log.first_by_id(SAMPLES).values())
+    found = of_refreshed(flow.log.first_by_id(SAMPLES).values())
     assert {one.sample_id: one for one in found} == {one.sample_id: one for one in expected}
 
-    anew = Anew()
-    flow = Flow(anew=anew, answers_per_hint=3)
+    refresher = FakeRefresher()
+    flow = Flow(refresher=refresher, answers_per_hint=3)
     flow.run(given_)
     flow.run([*events, *late])
-    assert anew.asked == []
-    found = of_anew(flow.log.first_by_id(SAMPLES).values())
+    assert refresher.asked == []
+    found = of_refreshed(flow.log.first_by_id(SAMPLES).values())
     assert {one.sample_id for one in found} == {one.sample_id for one in expected}
 
 
-def test_a_hint_that_comes_after_the_answer_given_anew_scores_it() -> None:
+def test_a_hint_that_comes_after_the_answer_given_again_scores_it() -> None:
     session = Session()
     first = session.ask([user("a")], "b")
     session.ask([user("a"), assistant("b"), user("no headings")], "c")
     [sample, *_] = own(Flow(Oracle(HINT)).run(session.written).of(SampleAssembled))
     assert sample.turn_id == first.exchange_id
     answered: Event
-    [answered] = now(Anew().answer(observe(NOTHING, sample, 0, policy_id="policy", answers_per_hint=2).calls[0]))
+    [answered] = now(
+        FakeRefresher().answer(observe(NOTHING, sample, 0, policy_id="policy", answers_per_hint=2).calls[0])
+    )
     flow = Flow(Oracle(HINT), JudgeSettings(votes=1))
     flow.run([session.written[0], answered, *session.written[1:]])
-    [one] = of_anew(flow.log.of(SampleAssembled))
+    [one] = of_refreshed(flow.log.of(SampleAssembled))
     assert (one.refreshed_id, one.hint) == (answered.event_id, "Leave out the headings.")

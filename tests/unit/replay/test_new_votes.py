@@ -1,4 +1,4 @@
-"""A judge that is asked anew: its votes are on the replay's topic before anything follows from them."""
+"""A judge that is asked again: its votes are on the replay's topic before anything follows from them."""
 
 import pytest
 

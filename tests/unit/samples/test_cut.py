@@ -26,7 +26,7 @@ from clawstream.events import (
 from tests.examples import examples
 from tests.flow import HOWEVER_DRAWN, Flow, Oracle
 from tests.sessions import Session, assistant, user
-from tests.unit.refresh.anew import HINT, Anew, of_anew
+from tests.unit.refresh.refresher import HINT, FakeRefresher, of_refreshed
 from tests.unit.samples.test_feedback import BAD, newest
 from tests.unit.samples.test_flow import GOOD, SEEDS, UNDECIDED
 
@@ -118,11 +118,11 @@ def test_one_that_was_not_drawn_by_the_policy_s_probabilities_is_no_reward(
     assert [(one.reward, one.cut) for one in log.of(SampleAssembled)] == [(None, False)] * (not reasons)
 
 
-def test_of_an_answer_given_anew_that_is_cut_nothing_is_learned() -> None:
-    log = Flow(Oracle(HINT), anew=Anew(bad=1), answers_per_hint=3).run(told())
+def test_of_an_answer_given_again_that_is_cut_nothing_is_learned() -> None:
+    log = Flow(Oracle(HINT), refresher=FakeRefresher(bad=1), answers_per_hint=3).run(told())
     given_ = log.of(AnswerRefreshed)
     assert [one.sampling.limit_by_client for one in given_] == [False] * 2
-    assert of_anew(log.of(SampleAssembled)) == []
+    assert of_refreshed(log.of(SampleAssembled)) == []
     assert [one.reason for one in log.of(SampleRefused)] == [RefusalReason.TRUNCATED] * 2
 
 

@@ -131,7 +131,7 @@ def test_a_thumb_before_the_verdict_is_in_the_first_revision_and_one_after_it_in
 
 
 def test_samples_that_know_the_same_number_of_scores_but_not_the_same_scores_are_two() -> None:
-    """What was heard too long ago is forgotten, so that a count may begin anew."""
+    """What was heard too long ago is forgotten, so that a count may begin again."""
     [first] = Flow(Oracle(BAD)).run(asked_twice(before=[1.0])).of(SampleAssembled)
     assert replace(first, person_reward=-1.0).sample_id != first.sample_id
     assert replace(first, person_reward=None, environment_reward=1.0).sample_id != first.sample_id

@@ -66,7 +66,7 @@ def conversation(moves: list[str], session_id: str = "s") -> list[Event]:
         if move == "ask":
             messages = [*messages, assistant(f"answer {number}"), user(f"reply {number}")]
         elif move == "reset":
-            messages = [user(f"anew {number}")]
+            messages = [user(f"start over {number}")]
     return session.written
 
 

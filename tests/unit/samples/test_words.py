@@ -22,7 +22,7 @@ from clawstream.events import (
 from clawstream.samples.hinted import with_hint
 from tests.flow import Flow, Oracle, Tutor
 from tests.sessions import Letters, Session, assistant, user
-from tests.unit.refresh.anew import Anew, of_anew, too_late
+from tests.unit.refresh.refresher import FakeRefresher, of_refreshed, too_late
 from tests.unit.samples.test_feedback import asked_twice, newest
 from tests.unit.samples.test_flow import GOOD, MOVES, SEEDS, UNDECIDED, conversation
 
@@ -126,18 +126,18 @@ def test_words_are_scored_by_an_engine_that_teaches_also_without_a_judge() -> No
 
 
 @pytest.mark.parametrize("judged", [False, True])
-def test_an_answer_given_anew_is_scored_by_a_person_s_words_and_again_by_newer_ones(judged: bool) -> None:
-    anew = Anew()
-    flow = Flow(Oracle(GOOD), judged=judged, anew=anew)
+def test_an_answer_given_again_is_scored_by_a_person_s_words_and_again_by_newer_ones(judged: bool) -> None:
+    refresher = FakeRefresher()
+    flow = Flow(Oracle(GOOD), judged=judged, refresher=refresher)
     log = flow.run(told((None, WORDS)))
     *_, late = log.of(SampleAssembled)
     flow.run([too_late(late)])
-    [one] = of_anew(log.of(SampleAssembled))
+    [one] = of_refreshed(log.of(SampleAssembled))
     assert (one.hint, one.hint_by_person, one.total_reward, one.judge) == (WORDS, True, None, late.judge)
     assert one.hinted_prompt_ids == late.hinted_prompt_ids
     flow.run([Session().rate(late.turn_id, 0.0, name="again", text=OTHERS)])
-    assert [one.hint for one in of_anew(log.of(SampleAssembled))] == [WORDS, OTHERS]
-    assert len(anew.asked) == 1
+    assert [one.hint for one in of_refreshed(log.of(SampleAssembled))] == [WORDS, OTHERS]
+    assert len(refresher.asked) == 1
 
 
 @given(MOVES, SAID, st.booleans(), SEEDS)

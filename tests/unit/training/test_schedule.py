@@ -1,4 +1,4 @@
-"""The learning rate, update by update, and what has it start anew."""
+"""The learning rate, update by update, and what has it start again."""
 
 import random
 
@@ -26,7 +26,7 @@ def run_through(rewards: list[int], schedule: Schedule | None = None) -> list[Sc
 
 
 def beginnings(schedules: list[Schedule]) -> int:
-    """How often the rate's fall began anew."""
+    """How often the rate's fall began again."""
     return sum(one.num_updates == 1 for one in schedules)
 
 
@@ -47,25 +47,25 @@ def test_the_rate_never_rises_by_itself() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
-def test_where_people_want_something_else_the_rate_starts_anew_within_a_window() -> None:
+def test_where_people_want_something_else_the_rate_starts_again_within_a_window() -> None:
     before = run_through(answers(0.9, 64 * BATCH))
     assert [one.num_updates for one in before] == list(range(1, 65))
     after = run_through(answers(0.1, WINDOW), before[-1])
-    [anew] = [place for place, one in enumerate(after) if one.num_updates == 1]
-    assert rate(after[anew]) == 1.0
+    [restart] = [place for place, one in enumerate(after) if one.num_updates == 1]
+    assert rate(after[restart]) == 1.0
     assert rate(before[-1]) < 0.5
 
 
-def test_it_starts_anew_once_for_one_change() -> None:
+def test_it_starts_again_once_for_one_change() -> None:
     before = run_through(answers(0.9, 64 * BATCH))[-1]
     assert beginnings(run_through(answers(0.1, 64 * BATCH), before)) == 1
 
 
 @pytest.mark.parametrize("share_good", [0.2, 0.5, 0.8])
-def test_chance_alone_does_not_start_it_anew(share_good: float) -> None:
+def test_chance_alone_does_not_start_it_again(share_good: float) -> None:
     seeds = range(20)
-    anew = [beginnings(run_through(answers(share_good, 64 * BATCH, seed))[1:]) > 0 for seed in seeds]
-    assert sum(anew) <= 1
+    restarted = [beginnings(run_through(answers(share_good, 64 * BATCH, seed))[1:]) > 0 for seed in seeds]
+    assert sum(restarted) <= 1
 
 
 def test_a_policy_that_learns_is_not_taken_for_one_that_fails() -> None:
@@ -95,28 +95,28 @@ def gaps_seen(means: list[float], seed: int, schedule: Schedule | None = None) -
     return schedules
 
 
-def anew(schedules: list[Schedule]) -> int:
+def restarts(schedules: list[Schedule]) -> int:
     """How often the next step is at the peak again."""
     return sum(one.num_updates == 0 for one in schedules)
 
 
-def test_where_hints_want_something_else_the_rate_starts_anew_once_without_any_reward() -> None:
+def test_where_hints_want_something_else_the_rate_starts_again_once_without_any_reward() -> None:
     before = gaps_seen([0.5 - 0.4 * min(1, step / 32) for step in range(64)], 0)
     assert [one.num_updates for one in before] == list(range(1, 65))
     after = gaps_seen([0.5] * 64, 1, before[-1])
-    assert anew(after) == 1
+    assert restarts(after) == 1
     [place] = [place for place, one in enumerate(after) if one.num_updates == 0]
     assert place < WINDOW // 8
     assert rate(after[place + 1]) == 1.0
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.02, 0.3, 2.0])
-def test_gaps_that_scatter_by_chance_do_not_start_it_anew(mean: float) -> None:
-    assert sum(anew(gaps_seen([mean] * 200, seed)) > 0 for seed in range(20)) <= 1
+def test_gaps_that_scatter_by_chance_do_not_start_it_again(mean: float) -> None:
+    assert sum(restarts(gaps_seen([mean] * 200, seed)) > 0 for seed in range(20)) <= 1
 
 
 @pytest.mark.parametrize(("rises_to", "num_updates"), [(0.19, 40), (0.21, 0)])
-def test_gaps_that_rise_by_less_than_twice_do_not_start_it_anew(rises_to: float, num_updates: int) -> None:
+def test_gaps_that_rise_by_less_than_twice_do_not_start_it_again(rises_to: float, num_updates: int) -> None:
     """However certain the rise is: all gaps of a window are alike."""
     seen = Schedule(num_updates=40).having_seen([0.1] * WINDOW)
     assert seen.having_seen([rises_to] * WINDOW).num_updates == num_updates

@@ -100,7 +100,7 @@ def test_no_answer_has_two_fates_and_none_is_forgotten(moves: list[str]) -> None
         if move in ("ask", "block"):
             messages = [*messages, assistant(f"answer {number}"), user("next")]
         elif move == "reset":
-            messages = [user(f"anew {number}")]
+            messages = [user(f"start over {number}")]
         elif move == "edit":
             messages = [*messages, assistant("something else"), user("next")]
     state, written = fold(session.written)

@@ -200,7 +200,7 @@ def test_the_reaction_to_an_interrupted_answer_is_its_own(history: list[Json], n
         ),
         ([*ASKED[:2], user("Please talk for long, but not so long.")], OrphanReason.EDITED),
         ([user(SUMMARY), WRONG], OrphanReason.COMPACTED),
-        ([user("anew")], OrphanReason.RESET),
+        ([user("start over")], OrphanReason.RESET),
     ],
 )
 def test_an_interrupted_answer_without_a_reaction_to_it_alone_is_an_orphan(

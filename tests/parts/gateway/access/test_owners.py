@@ -156,7 +156,7 @@ def test_until_the_log_is_read_an_unknown_session_is_no_keys_to_go_on_with(tmp_p
 
 
 @pytest.mark.parametrize(("damage", "behind"), [(b"no database" * 100, False), (b"", False), (b"?" * 4096, True)])
-async def test_a_file_that_was_damaged_is_made_anew_from_the_log(tmp_path: Path, damage: bytes, behind: bool) -> None:
+async def test_a_file_that_was_damaged_is_rebuilt_from_the_log(tmp_path: Path, damage: bytes, behind: bool) -> None:
     with opened(tmp_path) as owners:
         await owners.take(SessionClaim(hashed(f"s{number}"), "anna", 0) for number in range(1000))
         owners.whole = True

@@ -246,7 +246,7 @@ async def test_each_choice_takes_a_place_of_its_key_s_and_its_group_is_the_key_s
         assert {one.group_id for one in exchanges} == {f"anna/{exchanges[0].choice_of}"}
 
 
-async def test_a_gateway_that_starts_anew_goes_on_with_a_choice(tokenizer_folder: Path) -> None:
+async def test_a_gateway_that_starts_again_goes_on_with_a_choice(tokenizer_folder: Path) -> None:
     async with running_gateway(tokenizer_folder) as gateway:
         say_in_turn(gateway)
         first = await gateway.chat(n=3)

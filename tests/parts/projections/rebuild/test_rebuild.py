@@ -1,4 +1,4 @@
-"""Tables made anew under readers and a projector that go on, and what a rebuild refuses."""
+"""Tables rebuilt under readers and a projector that go on, and what a rebuild refuses."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -247,7 +247,7 @@ async def test_a_log_that_is_not_the_one_that_was_projected_is_no_source_of_tabl
     assert contents(live) == before
 
 
-async def test_a_projector_does_not_go_on_from_a_chain_that_a_rebuild_has_made_anew(
+async def test_a_projector_does_not_go_on_from_a_chain_that_a_rebuild_has_made_again(
     live: Engine, told: MemoryLog
 ) -> None:
     """As on tables from before there were chains; the one that is started next goes on."""

@@ -116,7 +116,7 @@ def fates(engine: Engine) -> dict[int, str]:
         return {int(offset): str(fate) for offset, fate in found}
 
 
-async def begun_anew(engine: Engine, url: str, broker: MemoryBroker) -> None:
+async def begun_again(engine: Engine, url: str, broker: MemoryBroker) -> None:
     """Let a projector fill the tables, emptied, from the beginning; the queues are as they were."""
     empty(engine)
     broker.group(GROUP).committed.clear()

@@ -22,7 +22,7 @@ from tests.parts.projections.write.quarantined import (
     NONSENSE,
     TOLD,
     Told,
-    begun_anew,
+    begun_again,
     breaking_on,
     exchange,
     exchanges,
@@ -78,7 +78,7 @@ def test_a_session_has_its_rows_up_to_the_bad_record_and_once_ruled_about_all_ot
             any(told[0] == every[at][0] and at <= number for at in first) for number, told in enumerate(before)
         )
         with breaking_on(set()):
-            await begun_anew(migrated, migrated_url, broker)
+            await begun_again(migrated, migrated_url, broker)
             assert rows(migrated) == prefixes
             await rule(MemoryLog(broker), discard)
             await survive(migrated_url, broker, every[len(before) :], later_cuts)
@@ -90,7 +90,7 @@ def test_a_session_has_its_rows_up_to_the_bad_record_and_once_ruled_about_all_ot
         found = await audited(migrated_url, MemoryLog(broker))
         assert (found.ok, found.rows_differ, found.records_unread) == (True, 0, 0)
         assert found.records_set_aside == len(left_out)
-        await begun_anew(migrated, migrated_url, broker)
+        await begun_again(migrated, migrated_url, broker)
         assert rows(migrated) == expected(broker, every, discarded, until=set())
         assert set(fates(migrated).values()) <= {"discarded"}
 

@@ -124,7 +124,7 @@ async def test_tables_do_not_move_past_a_record_that_is_not_in_its_queue(emptied
         assert connection.execute(text(query), {"topic": topics.EXCHANGES}).scalars().all() == [0]
 
 
-async def test_what_was_decided_before_the_partitions_were_given_anew_is_not_written(
+async def test_what_was_decided_before_the_partitions_were_reassigned_is_not_written(
     emptied: Engine,
 ) -> None:
     """Whoever reads on may know of dead letters that this decision did not."""
@@ -152,9 +152,9 @@ async def test_what_was_decided_before_the_partitions_were_given_anew_is_not_wri
     await decided.take(in_batches(read))
     assert projector.positions() == {PLACE: 0}
     assert exchanges(emptied) == []
-    anew = ProjectionQuarantine(projector, log, stop, FailureRate(lambda: 0.0))
-    await anew.take(in_batches(read))
-    anew.end()
+    second = ProjectionQuarantine(projector, log, stop, FailureRate(lambda: 0.0))
+    await second.take(in_batches(read))
+    second.end()
     assert projector.positions() == {PLACE: 2}
     assert exchanges(emptied) == ["b0"]
 

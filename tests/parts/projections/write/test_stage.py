@@ -1,4 +1,4 @@
-"""From the real broker to the real database: started, killed, shared and begun anew, the tables are the log."""
+"""From the real broker to the real database: started, killed, shared and begun again, the tables are the log."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -108,7 +108,7 @@ async def test_a_plan_is_executed_with_the_samples_it_names_wherever_the_pointer
     assert checkpoints[0].files == checkpoints[1].files
 
 
-async def test_a_policy_is_trained_anew_on_a_replay_from_a_version_and_ends_with_its_samples(
+async def test_a_policy_of_its_own_is_trained_on_a_replay_from_a_version_and_ends_with_its_samples(
     base: Path, tmp_path: Path
 ) -> None:
     log = await recorded(replayed=4)

@@ -1,4 +1,4 @@
-"""What came too late is answered anew, and that answer is trained on beside its turn."""
+"""What came too late is answered again, and that answer is trained on beside its turn."""
 
 import random
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ def sample(name: str, **said: Any) -> SampleAssembled:
     return replace(tiny.sample(name, hinted=True, **said), sampling=SAMPLED)
 
 
-def anew(of: SampleAssembled, name: str) -> SampleAssembled:
-    """A sample of an answer given anew."""
+def refreshed(of: SampleAssembled, name: str) -> SampleAssembled:
+    """A sample of an answer given again."""
     return replace(of, reward=None, total_reward=None, num_feedback=None, refreshed_id=name)
 
 
@@ -39,28 +39,28 @@ async def asked(log: MemoryLog) -> list[RefreshAsked]:
     return [record.event for record in await toys.read(log, ANSWERS) if isinstance(record.event, RefreshAsked)]
 
 
-def test_an_answer_given_anew_is_trained_beside_its_turn_and_makes_it_neither_late_nor_superseded() -> None:
+def test_an_answer_given_again_is_trained_beside_its_turn_and_makes_it_neither_late_nor_superseded() -> None:
     batcher = Batcher(REFRESHING)
     own = sample("t")
-    batcher.receive(arrival(anew(own, "one"), 0))
+    batcher.receive(arrival(refreshed(own, "one"), 0))
     assert batcher.receive(arrival(own, 1)) is None
     batch = batcher.due(parent_version=0, now_ms=0)
     assert batch is not None
-    assert batch.samples == (anew(own, "one"), own)
+    assert batch.samples == (refreshed(own, "one"), own)
 
     planned = plan_of(batch, 1)
     assert [turn.turn_id for turn in planned.turns or ()] == ["one", "t"]
     again = Batcher(REFRESHING, [planned], executed_version=1)
-    assert again.receive(arrival(anew(own, "one"), 2)) is DropReason.REPEATED
-    assert again.receive(arrival(anew(own, "two"), 3)) is None
+    assert again.receive(arrival(refreshed(own, "one"), 2)) is DropReason.REPEATED
+    assert again.receive(arrival(refreshed(own, "two"), 3)) is None
     assert again.receive(arrival(replace(own, num_feedback=1), 4)) is DropReason.LATE
     assert [late.sample.sample_id for late in again.to_refresh()] == [replace(own, num_feedback=1).sample_id]
 
-    only_anew = Batcher(REFRESHING, [plan_of(replace(batch, samples=batch.samples[:1]), 1)], executed_version=1)
-    assert only_anew.receive(arrival(own, 5)) is None
+    only_refreshed = Batcher(REFRESHING, [plan_of(replace(batch, samples=batch.samples[:1]), 1)], executed_version=1)
+    assert only_refreshed.receive(arrival(own, 5)) is None
 
 
-def test_a_revision_that_is_read_while_its_turns_plan_is_on_its_way_is_answered_anew_and_read_again_until_then() -> (
+def test_a_revision_that_is_read_while_its_turns_plan_is_on_its_way_is_answered_again_and_read_again_until_then() -> (
     None
 ):
     batcher = Batcher(REFRESHING)
@@ -87,7 +87,7 @@ def test_a_revision_that_is_read_while_its_turns_plan_is_on_its_way_is_answered_
     assert [offset.next_offset for offset in said.offsets] == [5]
 
 
-def test_what_was_superseded_before_the_plan_is_not_answered_anew_by_who_starts_again() -> None:
+def test_what_was_superseded_before_the_plan_is_not_answered_again_by_who_starts_again() -> None:
     batcher = Batcher(REFRESHING)
     revisions = [sample("t", num_feedback=heard) for heard in (None, 1, 2)]
     alone = sample("t", judge=NOBODY, num_feedback=3)
@@ -121,7 +121,7 @@ def test_what_was_dropped_for_its_age_was_not_trained_on_so_no_revision_of_it_is
     assert batcher.due(parent_version=1, now_ms=10**9) is None
 
 
-def test_one_turn_is_answered_anew_once_whatever_else_comes_late() -> None:
+def test_one_turn_is_answered_again_once_whatever_else_comes_late() -> None:
     batcher = Batcher(REFRESHING)
     for offset, name in enumerate("ab"):
         batcher.receive(arrival(sample(name), offset))
@@ -149,15 +149,15 @@ def test_what_no_hint_could_score_or_another_policy_answered_is_recorded_alone(l
     assert batcher.to_refresh() == ()
 
 
-def test_where_late_samples_are_recorded_alone_nothing_is_answered_anew() -> None:
+def test_where_late_samples_are_recorded_alone_nothing_is_answered_again() -> None:
     batcher = Batcher(RULES, [plan_of_one(sample("a"))], executed_version=1)
     assert batcher.receive(arrival(sample("a", num_feedback=1), 1)) is DropReason.LATE
     assert batcher.to_refresh() == ()
 
 
-def test_a_late_revision_of_an_answer_given_anew_is_not_answered_anew_in_turn() -> None:
-    batcher = Batcher(REFRESHING, [plan_of_one(anew(sample("a"), "one"))], executed_version=1)
-    assert batcher.receive(arrival(replace(anew(sample("a"), "one"), num_feedback=1), 1)) is DropReason.LATE
+def test_a_late_revision_of_an_answer_given_again_is_not_answered_again_in_turn() -> None:
+    batcher = Batcher(REFRESHING, [plan_of_one(refreshed(sample("a"), "one"))], executed_version=1)
+    assert batcher.receive(arrival(replace(refreshed(sample("a"), "one"), num_feedback=1), 1)) is DropReason.LATE
     assert batcher.to_refresh() == ()
 
 
@@ -213,7 +213,7 @@ class Trainer:
     st.lists(st.integers(0, 2), min_size=4, max_size=4),
     st.randoms(),
 )
-def test_cut_anywhere_a_turn_is_answered_anew_exactly_where_a_newer_revision_than_the_planned_one_came(
+def test_cut_anywhere_a_turn_is_answered_again_exactly_where_a_newer_revision_than_the_planned_one_came(
     written: list[tuple[int, int | None]],
     lives: list[int],
     max_versions_behind: int | None,

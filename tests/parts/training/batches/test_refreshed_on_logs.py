@@ -23,7 +23,7 @@ from tests.flow import Oracle
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings, trained_until
 from tests.sessions import ANSWERS, SAMPLES, Letters, Session, assistant, user
-from tests.unit.refresh.anew import HINT
+from tests.unit.refresh.refresher import HINT
 from tests.unit.stream import toys
 
 

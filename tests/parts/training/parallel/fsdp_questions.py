@@ -29,7 +29,7 @@ def load(state: dict[str, Any], folder: Path, lora_rank: int | None = None) -> i
         check(model)
 
     before_bytes = _status_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again
     with patch.object(FsdpModel, "_check_head", checked):
         state["model"] = FsdpModel.load(folder, lora_rank=lora_rank)
     return peaks_bytes[0] - before_bytes

@@ -237,7 +237,7 @@ def test_a_model_that_cannot_be_cut_so_is_refused(models: dict[str, Path]) -> No
         refuse_uneven(models["qwen3"], shape, Sizes(processes=4, pipeline=4))
 
 
-def test_processes_that_are_cut_anew_keep_no_groups_of_the_cut_before(two: Processes) -> None:
+def test_processes_that_are_cut_again_keep_no_groups_of_the_cut_before(two: Processes) -> None:
     cuts = [TENSOR, PIPELINE, DATA]
 
     for counts in two.ask(f"{QUESTIONS}:groups_after_joining", cuts * 2):

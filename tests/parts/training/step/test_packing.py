@@ -99,7 +99,7 @@ def test_turns_whose_prompts_only_grow_are_one_causal_row() -> None:
     assert [block.mask_QS for block in Tree(row, torch.device("cpu")).blocks(None)] == [None]
 
 
-def test_turns_that_a_template_renders_anew_share_their_beginning() -> None:
+def test_turns_that_a_template_renders_again_share_their_beginning() -> None:
     prompt, first, second = (1,) * 900, (2,) * 50, (3,) * 70
     row = pack([prompt + first, prompt + second])
     assert len(row.ids) == 900 + 50 + 70

@@ -291,7 +291,7 @@ def test_going_on_from_a_checkpoint_is_going_on(base: Path, tmp_path: Path, chan
 
 
 def test_a_restarted_trainer_knows_how_the_policy_has_fared(base: Path, tmp_path: Path) -> None:
-    """A window of good answers, then one of bad ones: the rate starts anew, in a trainer that was restarted between."""
+    """A window of good answers, then one of bad ones: the rate starts again, across a restart of the trainer."""
     settings = with_settings(learning_rate=1e-6)
     good, bad = ([tiny.sample(f"{reward}-{i}", reward=reward) for i in range(128)] for reward in (1, -1))
     trainer = Trainer(base, settings)
@@ -309,7 +309,7 @@ def test_a_restarted_trainer_knows_how_the_policy_has_fared(base: Path, tmp_path
 
 @pytest.mark.parametrize("method", ["opd", "topk"])
 def test_a_restarted_trainer_knows_how_far_hints_were_from_the_policy(base: Path, tmp_path: Path, method: str) -> None:
-    """Hints that want what no hint wanted before: the rate starts anew, without any reward, after a restart too."""
+    """Hints that want what no hint wanted before: the rate starts again, without any reward, after a restart too."""
     trainer = Trainer(base, with_settings(learning_rate=1e-6, method=method))
     samples = on_policy(trainer, [tiny.sample(f"h{i}", reward=None, hinted=True) for i in range(16)])
     gaps = [float((scored(trainer, s) - scored(trainer, s, hinted=True)).mean()) for s in samples]

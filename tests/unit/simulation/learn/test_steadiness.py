@@ -10,9 +10,9 @@ from clawstream.simulation.learn.outcome import ReportRow
 from clawstream.simulation.learn.report import SteadinessCheck, steadiness, with_lines
 from tests.unit.simulation.learn.outcomes import failed, long_row, row
 
-LAST, LATE, REJECTED, ENTROPY, LENGTH, ANEW = range(6)
+LAST, LATE, REJECTED, ENTROPY, LENGTH, RELEARNED = range(6)
 STEADY = {8: 0.5, 16: 0.9, 24: 0.9, 32: 0.9}
-ANEW_SCORES = STEADY | {40: 0.2, 48: 0.3, 56: 0.3}
+RELEARNED_SCORES = STEADY | {40: 0.2, 48: 0.3, 56: 0.3}
 
 
 def line(of: ReportRow, number: int) -> SteadinessCheck:
@@ -73,10 +73,10 @@ def test_entropy_and_length_of_every_update_are_near_the_first(
 
 def test_what_comes_after_the_flip_says_nothing_of_the_time_before_it() -> None:
     flipped = long_row(
-        ANEW_SCORES, flip_after=32, at_flip=0.05, rejected=(40, 41, 42, 43), figures={40: (9.0, 90.0)}
+        RELEARNED_SCORES, flip_after=32, at_flip=0.05, rejected=(40, 41, 42, 43), figures={40: (9.0, 90.0)}
     )  # fmt: skip
 
-    assert [found.holds for found in steadiness(flipped)[:ANEW]] == [True] * 5
+    assert [found.holds for found in steadiness(flipped)[:RELEARNED]] == [True] * 5
     assert [found.holds for found in steadiness(long_row(STEADY))] == [True] * 5
 
 
@@ -93,14 +93,14 @@ def test_what_comes_after_the_flip_says_nothing_of_the_time_before_it() -> None:
 def test_after_a_flip_six_tenths_of_the_ceiling_are_reached_within_24_updates(
     scores: dict[int, float | None], *, holds: bool | None
 ) -> None:
-    taken = {update: score for update, score in (ANEW_SCORES | scores).items() if score is not None}
-    assert line(long_row(taken, flip_after=32, at_flip=0.05), ANEW).holds is holds
+    taken = {update: score for update, score in (RELEARNED_SCORES | scores).items() if score is not None}
+    assert line(long_row(taken, flip_after=32, at_flip=0.05), RELEARNED).holds is holds
 
 
-def test_a_run_that_ends_before_the_24_updates_are_over_has_not_failed_to_learn_anew() -> None:
+def test_a_run_that_ends_before_the_24_updates_are_over_has_not_failed_to_learn_again() -> None:
     short = long_row(STEADY | {40: 0.2}, flip_after=32, at_flip=0.05)
 
-    assert line(short, ANEW) == replace(line(short, ANEW), found=(0.4,), holds=None)
+    assert line(short, RELEARNED) == replace(line(short, RELEARNED), found=(0.4,), holds=None)
 
 
 def test_what_was_not_measured_holds_for_nobody_to_know() -> None:
@@ -137,7 +137,7 @@ def test_a_short_run_a_control_and_a_failed_run_have_no_lines() -> None:
 
 
 def test_the_report_says_of_each_line_whether_it_holds() -> None:
-    found = json.loads(json.dumps(with_lines(long_row(ANEW_SCORES, flip_after=32, at_flip=0.05))))
+    found = json.loads(json.dumps(with_lines(long_row(RELEARNED_SCORES, flip_after=32, at_flip=0.05))))
 
     assert found["flip"] == {
         "baseline": 0.1, "ceiling": 0.5, "scores": {"0": 0.05, "8": 0.2, "16": 0.3, "24": 0.3}

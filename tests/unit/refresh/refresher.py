@@ -1,4 +1,4 @@
-"""A policy that answers anew what it is asked, and hints for what it said."""
+"""A policy that answers again what it is asked, and hints for what it said."""
 
 from collections.abc import Iterable
 
@@ -20,7 +20,7 @@ HINT = {
 }
 
 
-class Anew:
+class FakeRefresher:
     """A policy whose answer follows from what is asked; every `bad`th is cut off."""
 
     def __init__(self, bad: int = 1000) -> None:
@@ -37,7 +37,7 @@ class Anew:
             policy_id="policy",
             sampling=ask.seeded,
             versions=(VersionSpan(policy_version=8, num_tokens=len(said)),),
-            message=b'{"role":"assistant","content":"anew"}',
+            message=b'{"role":"assistant","content":"again"}',
             output_ids=said,
             output_logprobs=(-0.25,) * len(said),
             finish_reason=FinishReason.LENGTH if (ask.seeded.seed or 0) % self.bad == 0 else FinishReason.STOP,
@@ -55,8 +55,8 @@ class Anew:
         return [none]
 
 
-def of_anew(events: Iterable[Event]) -> list[SampleAssembled]:
-    """The samples of answers given anew."""
+def of_refreshed(events: Iterable[Event]) -> list[SampleAssembled]:
+    """The samples of answers given again."""
     return [one for one in events if isinstance(one, SampleAssembled) and one.refreshed_id is not None]
 
 

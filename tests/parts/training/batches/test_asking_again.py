@@ -68,7 +68,7 @@ async def test_a_revision_that_lands_while_the_plan_is_on_its_way_is_asked_for_t
     assert [one.sample_id for one in await asked(log)] == [revised.sample_id]
 
 
-@pytest.mark.parametrize("of_its_own", [True, False])  # a policy trained anew; the promoted replay's samples
+@pytest.mark.parametrize("of_its_own", [True, False])  # a policy of its own; the promoted replay's samples
 async def test_nothing_is_asked_for_where_the_samples_are_a_replays(
     base: Path, tmp_path: Path, *, of_its_own: bool
 ) -> None:

@@ -1,4 +1,4 @@
-"""A spool that never is empty: its file is written anew without what was taken, whatever happens meanwhile."""
+"""A spool that never is empty: its file is rewritten without what was taken, whatever happens meanwhile."""
 
 import fcntl
 import os
@@ -198,7 +198,7 @@ def left_after(files: dict[str, bytes]) -> Sequence[Sealed]:
         return left
 
 
-def test_while_the_file_is_written_anew_a_spool_still_has_one_gateway(
+def test_while_the_file_is_rewritten_a_spool_still_has_one_gateway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, flock, asked = tmp_path / "g.spool", fcntl.flock, []
@@ -251,7 +251,7 @@ def test_a_disk_with_little_free_is_left_to_the_answers_under_way(
         half_taken(spool, until=lambda: path.stat().st_size > 2 * MAX_BYTES)
 
 
-def test_a_record_that_the_disk_changed_before_it_was_written_anew_costs_itself(tmp_path: Path) -> None:
+def test_a_record_that_the_disk_changed_before_it_was_rewritten_costs_itself(tmp_path: Path) -> None:
     path = tmp_path / "g.spool"
     with Spool.opened(tmp_path, "g", max_bytes=MAX_BYTES) as spool:
         records = [sealed(number) for number in range(20)]
