@@ -284,4 +284,5 @@ def learns_from(training: TrainingSettings, rewards: RewardsSettings) -> "Learns
         verdicts=w_binary > 0 and rewards.judge > 0,
         hints=w_opd > 0,
         hints_off_distribution=training.method == "topk",
+        other_hints=training.chooses_hints,
     )

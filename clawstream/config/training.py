@@ -18,7 +18,7 @@ FULL_RATE = 1e-5
 CORRECTION_EPOCHS = 4
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
 
-_OF_HINTS = ("w_opd", "w_topk", "teacher", "rehearsal_share", "cadence", "late", "answers_per_hint")
+_OF_HINTS = ("w_opd", "w_topk", "teacher", "hint_choice", "rehearsal_share", "cadence", "late", "answers_per_hint")
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
     "topk": (("loss", "w_binary", "w_topk"), "compares whole distributions, and has no advantages"),
     "stepwise": (_OF_HINTS, "compares the attempts of a group, and learns from no hints"),
@@ -126,7 +126,7 @@ class TrainingSettings(Section):
         None,
         ge=0,
         description="combined: weight of the forward divergence from the teacher's 50 likeliest tokens; none: 1, or "
-        "0 where there is no such divergence",
+        "0 with hint_choice = overlap and where there is no such divergence",
     )
     w_thinking: float = Field(
         1.0,
@@ -145,6 +145,12 @@ class TrainingSettings(Section):
         description="who says, with the hint in its prompt, how an answer should have been: the base (contrast: less "
         "what it says without), the policy's moving average, the policy, or the engine at http://HOST:PORT; none: "
         "contrast or reference",
+    )
+    hint_choice: Literal["longest", "fall", "overlap"] = Field(
+        "longest",
+        description="of up to three hints that judges offer, the one to train on: the longest, the one by which the "
+        "teacher likes the answer least, or the one whose teacher is nearest to the policy, learned on the policy's "
+        "four likeliest tokens alone",
     )
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
     lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
@@ -190,7 +196,28 @@ class TrainingSettings(Section):
                 "an engine as teacher scores answers on their way to samples, token by token: method = 'topk', w_topk, "
                 "rehearsal_share and cadence = 'correction' need the trainer as teacher. Leave them out, or the engine"
             )
+        if self.chooses_hints and (self.by_engine or self.corrects):
+            raise ValueError(
+                f"hint_choice = {self.hint_choice!r} is made just before a step: by then an engine as teacher has "
+                "scored the longest hint, and with cadence = 'correction' the policy was asked for answers to it. "
+                "Leave it out, or take another teacher and cadence = 'batch'"
+            )
+        if self.by_support and self.method == "topk":
+            raise ValueError(
+                "hint_choice = 'overlap' learns on the policy's likeliest tokens, method = 'topk' on the teacher's. "
+                "Take hint_choice = 'fall', or another method"
+            )
         return self
+
+    @property
+    def chooses_hints(self) -> bool:
+        """Whether the trainer takes one of several offered hints."""
+        return self.hint_choice != "longest"
+
+    @property
+    def by_support(self) -> bool:
+        """Whether a hint is learned on the policy's likeliest tokens, in place of the sampled one."""
+        return self.hint_choice == "overlap"
 
     @property
     def as_published(self) -> bool:
@@ -269,7 +296,7 @@ class TrainingSettings(Section):
     @property
     def _can_diverge(self) -> bool:
         """Whether the teacher's whole distribution can count beside the gaps at the sampled tokens."""
-        return self.method == "combined" and not self.by_engine
+        return self.method == "combined" and not self.by_engine and not self.by_support
 
     @property
     def asks_likeliest(self) -> bool:

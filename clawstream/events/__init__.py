@@ -53,12 +53,14 @@ from clawstream.events.groups import (
     TrajectoryStep,
 )
 from clawstream.events.judging import (
+    MAX_OTHER_HINTS,
     MIN_HINT_CHARACTERS,
     FeedbackGiven,
     FeedbackSource,
     HintAbsence,
     HintAbsent,
     HintFound,
+    OtherHint,
     Question,
     TeacherScored,
     TeacherStatus,
@@ -93,6 +95,7 @@ from clawstream.events.samples import (
     NOBODY,
     AnswerRefreshed,
     LearnsFrom,
+    OfferedHint,
     RefreshAsked,
     RefusalReason,
     RewardWeights,

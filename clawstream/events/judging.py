@@ -14,6 +14,7 @@ from typing import ClassVar
 from clawstream.events.base import LogProbs, SessionEvent, TokenIds, derived_id
 
 MIN_HINT_CHARACTERS = 11
+MAX_OTHER_HINTS = 2  # beside the longest; each costs a pass of the teacher over the answer
 _UNRENDERABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -120,11 +121,20 @@ class VerdictReached(_TurnJudged):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherHint:
+    """A hint that a vote offers, in other words than the longest one."""
+
+    hint: str  # stripped, longer than 10 characters
+    ballot: int  # the first to offer it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HintFound(_TurnJudged):
     """How the answer should have been, by the next state: the longest of the hints that the votes offer."""
 
     hint: str  # stripped, longer than 10 characters
     num_offered: int
+    others: tuple[OtherHint, ...] = ()  # the next longest, at most MAX_OTHER_HINTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

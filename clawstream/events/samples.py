@@ -69,9 +69,18 @@ class LearnsFrom:
     verdicts: bool = True  # judges' verdicts of -1 or 1
     hints: bool = True
     hints_off_distribution: bool = False  # hints on answers not drawn with the policy's own probabilities
+    other_hints: bool = False  # those offered beside the longest, of which the trainer takes one
 
 
 EVERYTHING = LearnsFrom()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedHint:
+    """A hint that the trainer may take in place of the sample's own."""
+
+    hint: str
+    hinted_prompt_ids: TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +129,7 @@ class SampleAssembled(SessionEvent):
     num_thinking: int = 0  # tokens at its beginning that are thinking, which no judge saw; 0: none, or it's not known
     key_name: str | None = None  # the API key that the request had; None: the gateway asked for none
     hint_id: str | None = None  # of the held hint that this answer rehearses; None: it rehearses none
+    other_hints: tuple[OfferedHint, ...] = ()  # the longest first; none unless the settings have one chosen
 
     @property
     def learned_reward(self) -> float | None:

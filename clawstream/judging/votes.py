@@ -29,6 +29,7 @@ from clawstream.conversation.history import (
 from clawstream.conversation.messages import parse
 from clawstream.events import (
     EVERYTHING,
+    MAX_OTHER_HINTS,
     MIN_HINT_CHARACTERS,
     Event,
     ExchangeCompleted,
@@ -37,6 +38,7 @@ from clawstream.events import (
     HintAbsent,
     HintFound,
     LearnsFrom,
+    OtherHint,
     Question,
     RequestDelta,
     TurnPaired,
@@ -46,6 +48,7 @@ from clawstream.events import (
     VoteCast,
     VoteStatus,
     derived_id,
+    words_of,
 )
 from clawstream.judging.prompts import Prompt, case_of, floor_prompt, hint_prompt, score_prompt
 from clawstream.stream.stage import Step
@@ -110,8 +113,22 @@ def choose(votes: Sequence[VoteCast], *, quorum: int) -> str | HintAbsence:
 
 def offers(votes: Sequence[VoteCast]) -> list[str]:
     """Return the hints that votes offer, in the order of the ballots."""
+    return [one.hint for one in _offered(votes)]
+
+
+def others(votes: Sequence[VoteCast], chosen: str) -> tuple[OtherHint, ...]:
+    """Return the longest hints that votes offer beside `chosen`, each in words of its own; of equals the first."""
+    found = {words_of(one.hint): one for one in reversed(_offered(votes))}
+    long_enough = [
+        one for words, one in found.items() if words != words_of(chosen) and len(one.hint) >= MIN_HINT_CHARACTERS
+    ]
+    return tuple(sorted(long_enough, key=lambda one: (-len(one.hint), one.ballot))[:MAX_OTHER_HINTS])
+
+
+def _offered(votes: Sequence[VoteCast]) -> list[OtherHint]:
     ordered = sorted(votes, key=lambda vote: vote.ballot)
-    return [vote.hint.strip() for vote in ordered if vote.score == 1 and vote.hint is not None and vote.hint.strip()]
+    said = [(vote.hint.strip(), vote.ballot) for vote in ordered if vote.score == 1 and vote.hint is not None]
+    return [OtherHint(hint=hint, ballot=ballot) for hint, ballot in said if hint]
 
 
 class VoteKey(NamedTuple):
@@ -176,7 +193,7 @@ def _hint(votes: list[VoteCast], quorum: int) -> HintFound | HintAbsent:
     chosen, num_offered = choose(votes, quorum=quorum), len(offers(votes))
     if isinstance(chosen, HintAbsence):
         return HintAbsent(**_identity(votes[0]), reason=chosen, num_offered=num_offered)
-    return HintFound(**_identity(votes[0]), hint=chosen, num_offered=num_offered)
+    return HintFound(**_identity(votes[0]), hint=chosen, num_offered=num_offered, others=others(votes, chosen))
 
 
 def _identity(vote: VoteCast) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from clawstream.events import (
     HintFound,
     LearnsFrom,
     Mask,
+    OfferedHint,
     RefusalReason,
     RewardWeights,
     SampleAssembled,
@@ -66,7 +67,8 @@ class SampleRules(NamedTuple):
     `judged` False: feedback waits for no judge. `asks` None: the trainer is the teacher. `grouped`: steps of groups are
     trained on by their attempts' outcomes, and have samples even without a score of their own. `interrupted`: an answer
     that its client cut off is trained on, as far as it was sent. `learns`: which sessions get a second look,
-    and whether a hint on an answer not drawn with the policy's own probabilities counts.
+    whether a hint on an answer not drawn with the policy's own probabilities counts, and whether samples have the other
+    hints that were offered.
     """
 
     renderer: Renderer
@@ -152,6 +154,7 @@ class _SampleSignals(NamedTuple):
 
     hint: str | None
     by_person: bool  # whether the hint is a person's own words
+    others: tuple[str, ...]  # hints offered beside it
     parts: Parts
     num_feedback: int
     total: float | None
@@ -180,7 +183,7 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
         return _Joined(plain if said.without_hint else RefusalReason.HINT_UNRENDERABLE, hinted.recalled)
     sample = replace(plain, hint=said.hint, hinted_prompt_ids=hinted.token_ids, hint_by_person=said.by_person)
     if rules.asks is None:
-        return _Joined(sample, hinted.recalled)
+        return _with_others(sample, said.others, session, answer, request, hinted.recalled, rules.renderer)
     call = _scoring(sample, sought.key, rules.asks.teacher, hinted.token_ids)
     scored = session.scores.get(sought.key.turn_id, {}).get(call.id)
     if scored is None and rules.asks.waits:
@@ -197,7 +200,9 @@ def _said(
     key, of_its_own = sought.key, sought.given is None
     found, verdict = session.hints.get(key), session.verdicts.get(key) if of_its_own else None
     words = opinions_of(session, key.turn_id).hint
-    hint = words or (found.hint if isinstance(found, HintFound) else None)
+    offered = found if isinstance(found, HintFound) and words is None else None
+    hint = words if offered is None else offered.hint
+    others = tuple(other.hint for other in offered.others) if offered is not None and rules.learns.other_hints else ()
     judged = verdict.score if verdict is not None and verdict.score in (-1, 1) else None
     if of_its_own and is_cut(answer.exchange):
         judged = -1
@@ -212,11 +217,12 @@ def _said(
     parts, num_feedback = parts_of(judged, opinions), opinions.num_changes
     by_person = words is not None
     if answer.exchange.sampling.of_the_policy:
-        return _SampleSignals(hint, by_person, parts, num_feedback, reward_of(parts, rules.weights), without_hint)
+        total = reward_of(parts, rules.weights)
+        return _SampleSignals(hint, by_person, others, parts, num_feedback, total, without_hint)
     if hint is None or not rules.learns.hints_off_distribution:
         return RefusalReason.OFF_DISTRIBUTION
     # A reward would weigh tokens by probabilities with which they were not drawn.
-    return _SampleSignals(hint, by_person, parts._replace(judge=None), num_feedback, None, without_hint=False)
+    return _SampleSignals(hint, by_person, others, parts._replace(judge=None), num_feedback, None, without_hint=False)
 
 
 def _without_hint(
@@ -252,6 +258,20 @@ def _without_hint(
         calls_tools=bool(tool_calls_of(message)),
         num_thinking=num_thinking(message, exchange.output_ids, renderer),
     )
+
+
+def _with_others(
+    sample: SampleAssembled, others: tuple[str, ...], session: JoiningState, answer: CandidateAnswer,
+    request: WholeRequest, recalled: RecalledPrompts, renderer: Renderer,
+) -> _Joined:  # fmt: skip
+    """Return the sample with those of the other hints that its prompt can have in it."""
+    offered = []
+    for hint in others:
+        made = hinted_prompt(session._replace(recalled=recalled), answer, request, hint, renderer)
+        recalled = made.recalled
+        if made.token_ids is not None:
+            offered.append(OfferedHint(hint=hint, hinted_prompt_ids=made.token_ids))
+    return _Joined(replace(sample, other_hints=tuple(offered)), recalled)
 
 
 def _taught(sample: SampleAssembled, scored: TeacherScored) -> SampleAssembled:

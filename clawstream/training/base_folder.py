@@ -1,8 +1,10 @@
-"""The folder of a base: its limits, whether it can be trained, and its model as transformers loads it."""
+"""The folder of a base: its limits, whether it can be trained, and its model as transformers loads it; and the tensors
+in files, the base's and those that trainers write.
+"""
 
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
@@ -177,3 +180,28 @@ def with_adapter(core: Any, rank: int, seed: int) -> PeftModel:
 def saved_name(name: str) -> str:
     """Return the name that an adapter's weight has in its file."""
     return "base_model.model." + name.replace(".default.", ".")
+
+
+def stored(folder: Path, stem: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Return the tensors in STEM.safetensors, or in its numbered parts, by name; each is read when it is called for."""
+    return tensors_of(sorted(folder.glob(f"{stem}*.safetensors")))
+
+
+def tensors_of(files: Sequence[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Return the tensors in these files by name; each is read when it is called for."""
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            names = list(tensors.keys())
+        for name in names:
+            yield name, partial(_tensor, file, name)
+
+
+def _tensor(file: Path, name: str) -> Tensor:
+    with safe_open(file, framework="pt") as tensors:
+        value: Tensor = tensors.get_tensor(name)
+        return value
+
+
+def key(kind: str, name: str) -> str:
+    """Return the name that a tensor of this kind has in a file; of the kind "" it is the tensor's own."""
+    return f"{kind}/{name}" if kind else name

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
-from clawstream.training.base_folder import copy_words, unread
+from clawstream.training.base_folder import copy_words, key, tensors_of, unread
 from clawstream.training.model import (
     AnswerTensors,
     Read,
@@ -29,8 +29,6 @@ from clawstream.training.model import (
     T,
     TokenScores,
     Weights,
-    key,
-    tensors_of,
 )
 from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Suffix

@@ -9,18 +9,17 @@ of all rows, E tokens scored at each of them, K of these that were asked about, 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from math import sqrt
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from clawstream.training.base_folder import key, stored
 from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches
@@ -187,6 +186,26 @@ class Model(ABC):
         with self.holding(weights):
             found = self._in_groups(suffixes, scored, budget_tokens, dtypes, tail)
         return [Top(logp_TE[:, 0], ids_TE[:, 1:], logp_TE[:, 1:]) for ids_TE, logp_TE in found]
+
+    @torch.no_grad()
+    def among(
+        self, suffixes: Sequence[Suffix], ids: Sequence[Tensor], *, num_tokens: int, weights: Weights | None,
+        budget_tokens: int,
+    ) -> list[Tensor]:  # fmt: skip
+        """Return under the given weights the log-probs [T, K] of the `num_tokens` tokens that `ids` [T, K] names at
+        each place of each response, in order.
+        """
+        named = {id(suffix): ids_TK for suffix, ids_TK in zip(suffixes, ids, strict=True)}
+
+        def scored(group: list[Suffix]) -> list[AnswerTensors]:
+            ends = [len(s.response_ids) for s in group]
+            nothing = (torch.zeros((end, num_tokens), dtype=torch.long) for end in ends)
+            scores = self.token_scores(group, [named.get(id(s), none) for s, none in zip(group, nothing, strict=True)])
+            return [(scores.among_BTK[row, :end].clone(),) for row, end in enumerate(ends)]
+
+        with self.holding(weights):
+            found = self._in_groups(suffixes, scored, budget_tokens, (torch.float32,), (num_tokens,))
+        return [logp_TK for (logp_TK,) in found]
 
     def _under_head(
         self, hidden_NH: Tensor, answers: Answers, ids_NE: Tensor, *, entropy: bool
@@ -367,28 +386,3 @@ class SharedModel(Model):
         total = torch.tensor(list(values), dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
-
-
-def stored(folder: Path, stem: str) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Return the tensors in STEM.safetensors, or in its numbered parts, by name; each is read when it is called for."""
-    return tensors_of(sorted(folder.glob(f"{stem}*.safetensors")))
-
-
-def tensors_of(files: Sequence[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """Return the tensors in these files by name; each is read when it is called for."""
-    for file in files:
-        with safe_open(file, framework="pt") as tensors:
-            names = list(tensors.keys())
-        for name in names:
-            yield name, partial(_tensor, file, name)
-
-
-def _tensor(file: Path, name: str) -> Tensor:
-    with safe_open(file, framework="pt") as tensors:
-        value: Tensor = tensors.get_tensor(name)
-        return value
-
-
-def key(kind: str, name: str) -> str:
-    """Return the name that a tensor of this kind has in a file; of the kind "" it is the tensor's own."""
-    return f"{kind}/{name}" if kind else name

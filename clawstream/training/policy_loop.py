@@ -153,6 +153,7 @@ class PolicyLoop:
                 if self.samples.is_past(plan):
                     raise gone(plan, self._batcher.missing(plan))
                 return False
+            samples = await self._with_hints_chosen(plan, samples)
             if self.samples.is_live:
                 await self.rehearsing.hold(plan, samples)
             await self._execute(plan, samples)
@@ -242,6 +243,18 @@ class PolicyLoop:
         if self._checkpoint is not None and version == self._checkpoint.version:
             return self._checkpoint.path
         return read(self.folder_of(version)).path
+
+    async def _with_hints_chosen(
+        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]
+    ) -> tuple[SampleAssembled, ...]:
+        """Return the samples, each with the one hint that the step trains on."""
+        if not any(sample.other_hints for sample in samples):
+            return samples
+        choose = partial(
+            self._parts.stepper.choose, plan, samples, parent=self._folder_of(plan.parent_version),
+            recorded=plan.policy_version in self._progress.steps,
+        )  # fmt: skip
+        return await asyncio.get_running_loop().run_in_executor(self._parts.thread, choose)
 
     async def _execute(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> None:
         recorded = self._progress.steps.get(plan.policy_version)

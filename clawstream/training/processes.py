@@ -288,6 +288,11 @@ class Team:
             raise outcome
         return outcome
 
+    def choose_hints(self, samples: Sequence[SampleAssembled]) -> tuple[int, ...]:
+        """Return for each sample the number of the offered hint to train on, as `Trainer.choose_hints` does."""
+        chosen: tuple[int, ...] = self._call("choose_hints", tuple(samples))
+        return chosen
+
     def save(self, folder: Path) -> None:
         """Write the weights for engines, and beside them all that `restore` needs, in any number of processes."""
         self._call("save", folder)

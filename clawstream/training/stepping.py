@@ -7,6 +7,7 @@ figures are taken from there, and the gate does not check the step again.
 import logging
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepT
 from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import refuse_quantized, threads_for
 from clawstream.training.batches.progress import rejection, step_taken
-from clawstream.training.batches.trainable import ModelLimits, flaw
+from clawstream.training.batches.trainable import ModelLimits, flaw, with_offer
 from clawstream.training.checkpoints import Checkpoint, write
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.processes import Team, device_of
@@ -55,7 +56,7 @@ class Stepper:
         log, `rejected` the earlier versions that were never published.
         """
         started_s = time.perf_counter()
-        settings = self._settings_of(plan, recorded)
+        settings = self._settings_of(plan, recorded=recorded is not None)
         trainer = self._trainer_for(settings, (plan.policy_id, plan.parent_version), parent)
         self._trainer = None  # until the step is kept or rejected: if it fails, the weights are unknown
         usable = self._usable(plan, samples)
@@ -73,16 +74,46 @@ class Stepper:
         self._trainer = (settings, (plan.policy_id, plan.policy_version), trainer)
         return checkpoint
 
+    def choose(
+        self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], *, parent: Path | None, recorded: bool
+    ) -> tuple[SampleAssembled, ...]:
+        """Return the plan's samples, each with the one hint that its step trains on; `parent` as for `execute`.
+
+        `recorded` says that the step stands on the log. The choice follows from plan and parent: a plan that is
+        executed again has the same. Hints that the model can't read are not chosen.
+        """
+        settings = self._settings_of(plan, recorded=recorded)
+        readable = [self._readable(sample) for sample in samples]
+        if not settings.chooses_hints or not any(sample.other_hints for sample in readable):
+            return tuple(with_offer(sample, 0) for sample in samples)
+        trainer = self._trainer_for(settings, (plan.policy_id, plan.parent_version), parent)
+        numbers = trainer.choose_hints(readable)
+        self._trainer = (settings, (plan.policy_id, plan.parent_version), trainer)
+        log.info(
+            "hints_chosen policy=%s version=%d rule=%s of_several=%d not_the_longest=%d",
+            plan.policy_id, plan.policy_version, settings.hint_choice,
+            sum(bool(sample.other_hints) for sample in readable), sum(map(bool, numbers)),
+        )  # fmt: skip
+        return tuple(with_offer(sample, number) for sample, number in zip(readable, numbers, strict=True))
+
+    def _readable(self, sample: SampleAssembled) -> SampleAssembled:
+        """Return the sample without those other hints whose prompts no step could be taken on."""
+        others = [other for number, other in enumerate(sample.other_hints, 1) if self._fits(sample, number)]
+        return replace(sample, other_hints=tuple(others) if self._fits(sample, 0) else ())
+
+    def _fits(self, sample: SampleAssembled, number: int) -> bool:
+        return flaw(with_offer(sample, number), self._limits) is None
+
     def close(self) -> None:
         """End the trainer's processes, where it has any."""
         if self._team is not None:
             self._team.close()
             self._team = None
 
-    def _settings_of(self, plan: BatchPlanned, recorded: StepTaken | None) -> TrainingSettings:
+    def _settings_of(self, plan: BatchPlanned, *, recorded: bool) -> TrainingSettings:
         """Return the step's settings: the plan's, but this machine's own for how it computes, if the step is new."""
         settings = TrainingSettings.model_validate_json(plan.settings)
-        if recorded is not None or self._machine is None:
+        if recorded or self._machine is None:
             return settings
         here = {name: getattr(self._machine, name) for name in _OF_THE_MACHINE}
         others = {name: value for name, value in here.items() if value != getattr(settings, name)}

@@ -30,10 +30,11 @@ from clawstream.training.base_folder import (
     copy_words,
     loaded_core,
     saved_name,
+    stored,
     stored_dtype,
     with_adapter,
 )
-from clawstream.training.model import AnswerTensors, Model, Read, ScoreGroup, stored
+from clawstream.training.model import AnswerTensors, Model, Read, ScoreGroup
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import Pack, pack, packed_batches
 

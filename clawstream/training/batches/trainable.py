@@ -2,14 +2,15 @@
 
 A sample that breaks a step is found before a plan names it, since every restart would meet that plan again. The samples
 that a group's settlement names are planned together, or never. A group is ready once all of them are here, or once the
-log is read up to its settlement: a sample missing by then never comes.
+log is read up to its settlement: a sample missing by then never comes. Of the hints that were offered for a sample a
+step takes one.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
-from clawstream.events import GroupSettled, SampleAssembled, StepAdvantage
+from clawstream.events import GroupSettled, OfferedHint, SampleAssembled, StepAdvantage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,21 @@ def flaw(sample: SampleAssembled, limits: ModelLimits) -> str | None:
 def hint_counts(sample: SampleAssembled, *, by_engine: bool) -> bool:
     """Return whether a sample's hint counts; with an engine as teacher it needs the scores that came with it."""
     return sample.hinted_prompt_ids is not None and (not by_engine or sample.teacher_logprobs is not None)
+
+
+def offers(sample: SampleAssembled) -> tuple[OfferedHint, ...]:
+    """Return the hints that the sample may be trained on, its own first; none where it has none."""
+    if sample.hint is None or sample.hinted_prompt_ids is None:
+        return ()
+    return (OfferedHint(hint=sample.hint, hinted_prompt_ids=sample.hinted_prompt_ids), *sample.other_hints)
+
+
+def with_offer(sample: SampleAssembled, number: int) -> SampleAssembled:
+    """Return the sample with the hint of that number among its offers, and no others."""
+    if not (offered := offers(sample)):
+        return sample
+    taken = offered[number]
+    return replace(sample, hint=taken.hint, hinted_prompt_ids=taken.hinted_prompt_ids, other_hints=())
 
 
 def _misaligned(sample: SampleAssembled) -> str | None:

@@ -25,6 +25,7 @@ from clawstream.training.base_folder import (
     compute_again,
     copy_words,
     saved_name,
+    stored,
     stored_dtype,
     unread,
     with_adapter,
@@ -48,7 +49,6 @@ from clawstream.training.model import (
     ScoreGroup,
     SharedModel,
     Weights,
-    stored,
 )
 from clawstream.training.processes import part, spread, write_parts
 from clawstream.training.step.losses import Answers, Suffix

@@ -5,19 +5,27 @@ stay the same through all its steps. A gap is a token's log-prob by the teacher 
 scores both. With the trainer as teacher, both are its own scores at the temperature of sampling; in a contrast the
 student is the teacher itself without the hint, so a gap is what the hint changes. With an engine, both are engines'
 scores at temperature 1, which came with the sample; the student's version is never older than the answer's. Ratios and
-leash always use the trainer's scores. B samples, T response tokens, K of the teacher's likeliest.
+leash always use the trainer's scores. By support, gaps of the policy's own likeliest tokens at each place act in place
+of the sampled token's.
+
+Before all this the hint is chosen where several were offered. By the fall it is the one under which the teacher finds
+the answer least likely: without a hint it finds it as likely whichever is taken. By the overlap it is the one whose
+teacher's likeliest tokens are most often among the policy's, as in OpenClaw-RL since spring 2026. Of equals the longest
+is taken. B samples, T response tokens, K of the teacher's likeliest, S of the policy's, O offered hints.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
-from clawstream.training.batches.trainable import hint_counts
+from clawstream.training.batches.trainable import hint_counts, offers
 from clawstream.training.model import Model, TokenScores, Top, Weights
 from clawstream.training.step.carried import JudgeAccuracy
 from clawstream.training.step.losses import (
@@ -30,12 +38,23 @@ from clawstream.training.step.losses import (
     divergence_where,
     has_signal,
     policy_loss,
+    support_advantages,
+    support_loss,
     token_advantages,
 )
 
 TOPK_TOKENS = 50  # of the teacher, at each place; all other tokens count as one more
+SUPPORT_TOKENS = 4  # of the policy, at each place, as OpenClaw-RL has it
 
 Gaps = dict[int, Tensor]  # of each hinted sample's trained tokens [N], by its index
+
+
+class Support(NamedTuple):
+    """The policy's likeliest tokens at each place of an answer, before the steps."""
+
+    ids_TS: Tensor
+    old_TS: Tensor  # log-probs
+    advantage_TS: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +66,7 @@ class Scored:
     hinted: Mapping[int, Tensor]  # the teacher's log-probs [T], by index, of samples whose hint counts
     students: Mapping[int, Tensor]  # the student's [T] for the gap; without an entry, the trainer's own before the step
     tops: Mapping[int, Top]  # the teacher's likeliest tokens, where its whole distribution counts
+    supports: Mapping[int, Support] = field(default_factory=dict)  # of hinted answers, where these tokens are trained
     old: list[Tensor] | None  # [T] each; None: only one step, so the weights being trained are the old ones
     reference: list[Tensor] | None  # [T] each; None only without a leash
     advantages: Sequence[float] | None = None  # one per sample; None: they follow from the rewards
@@ -91,6 +111,7 @@ class BatchLoss:
         self._top_tokens = TOPK_TOKENS if settings.asks_likeliest else None
         self._divergence_weight = settings.divergence_weight
         self._distils = settings.method == "topk"
+        self._by_support = settings.by_support
         self._thinking_weight = settings.w_thinking
         w_binary, w_opd = settings.weights
         self._signals = Signals(w_binary=w_binary, w_opd=w_opd)
@@ -98,6 +119,8 @@ class BatchLoss:
         if settings.as_published:
             self._signals = replace(self._signals, gap_clip_nats=inf, gap_mask_nats=inf)
             self.objective = replace(self.objective, importance_cap=None)
+        if self._by_support:
+            self._signals = replace(self._signals, gap_clip_nats=0.0)  # of the sampled token, which has no part in it
 
     def score(
         self,
@@ -147,12 +170,30 @@ class BatchLoss:
             hinted=hinted,
             students=students,
             tops=tops,
+            supports=self._supports(chosen, [plain[i] for i in chosen], questions, teacher),
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
             reference=answers if self.objective.kl > 0 else None,
             advantages=advantages,
             tool_baseline=tool_baseline,
             judges=judges or JudgeAccuracy(),
         )
+
+    def _supports(
+        self, chosen: Sequence[int], unhinted: list[Suffix], questions: list[Suffix], teacher: Weights | None
+    ) -> dict[int, Support]:
+        """Return the policy's likeliest tokens at each place of the chosen answers; none unless these are trained."""
+        if not self._by_support:
+            return {}
+        budget = self._budget_tokens
+        own = self._model.likeliest(unhinted, num_tokens=SUPPORT_TOKENS, weights=None, budget_tokens=budget)
+        ask = partial(self._model.among, num_tokens=SUPPORT_TOKENS, weights=teacher, budget_tokens=budget)
+        ids, old = [top.ids_TK for top in own], [top.logp_TK for top in own]
+        told = ask(questions, ids)
+        students = ask(unhinted, ids) if self._contrasts else old
+        return {
+            i: Support(ids_TS, old_TS, support_advantages(old_TS, told_TS - student_TS))
+            for i, ids_TS, old_TS, told_TS, student_TS in zip(chosen, ids, old, told, students, strict=True)
+        }
 
     def _taught(self, suffixes: list[Suffix], teacher: Weights | None) -> tuple[list[Tensor], list[Top]]:
         """Return the teacher's log-probs [T] of each answer, and its likeliest tokens there, if they are needed."""
@@ -168,7 +209,7 @@ class BatchLoss:
         return self._distilled(scored, group) if self._distils else self._advanced(scored, group)
 
     def _advanced(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Gaps]:
-        scores, top_teacher_BTK = self._token_scores(scored, group)
+        scores, top_teacher_BTK, support_BTS = self._token_scores(scored, group)
         new_BT = scores.logp_BT
         known, trained_BT = self._known(scored, group, scores)
         wanted = [scored.wanted(i) for i in group]
@@ -184,13 +225,16 @@ class BatchLoss:
             both_BT = scores.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
             divergence_BT = divergence_where(both_BT, scores.among_BTK, top_teacher_BTK, direction="forward")
             beside_BT = self._divergence_weight * weight_BT * divergence_BT
+        if support_BTS is not None:
+            by_support_BT = self._signals.w_opd * weight_BT * self._support_loss(scored, group, support_BTS)
+            beside_BT = by_support_BT if beside_BT is None else beside_BT + by_support_BT
         total, tally = policy_loss(
             new_BT, known, advantage_BT, trained_BT, objective=self.objective, beside_BT=beside_BT
         )
         return total, tally, self._gaps(scored, group, known, trained_BT)
 
     def _distilled(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Gaps]:
-        scores, top_teacher_BTK = self._token_scores(scored, group)
+        scores, top_teacher_BTK, _ = self._token_scores(scored, group)
         known, trained_BT = self._known(scored, group, scores)
         trained_BT &= torch.tensor([[i in scored.tops] for i in group], device=scores.logp_BT.device)
         total, tally = distillation_loss(
@@ -200,21 +244,31 @@ class BatchLoss:
         )  # fmt: skip
         return total, tally, self._gaps(scored, group, known, trained_BT)
 
-    def _token_scores(self, scored: Scored, group: Sequence[int]) -> tuple[TokenScores, Tensor]:
-        """Return the policy's scores, also of the teacher's likeliest tokens, and the teacher's scores of these.
+    def _token_scores(self, scored: Scored, group: Sequence[int]) -> tuple[TokenScores, Tensor, Tensor | None]:
+        """Return the policy's scores, also of the teacher's likeliest tokens; the teacher's scores of these; and the
+        policy's of its own likeliest tokens before the steps, None unless these are trained.
 
-        The latter are [B, T, K], NaN where there are none; K is 0 where the teacher is asked for none.
+        The teacher's are [B, T, K], NaN where there are none; K is 0 where the teacher is asked for none.
         """
         suffixes = [scored.plain[i] for i in group]
-        if self._top_tokens is None:
+        if self._top_tokens is None and not self._by_support:
             scores = self._model.token_scores(suffixes)
-            return scores, scores.among_BTK
-        tops = [scored.tops.get(i) or self._no_top(len(scored.plain[i].response_ids)) for i in group]
-        scores = self._model.token_scores(suffixes, [top.ids_TK for top in tops])
-        top_teacher_BTK = torch.full_like(scores.among_BTK, torch.nan)
-        for row, top in enumerate(tops):
-            top_teacher_BTK[row, : len(top.logp_TK)] = top.logp_TK
-        return scores, top_teacher_BTK
+            return scores, scores.among_BTK, None
+        lengths = [len(suffix.response_ids) for suffix in suffixes]
+        tops = [scored.tops.get(i) or self._no_top(length) for i, length in zip(group, lengths, strict=True)]
+        supports = [self._support(scored, i) for i in group]
+        asked = [torch.cat([top.ids_TK, support.ids_TS], 1) for top, support in zip(tops, supports, strict=True)]
+        scores = self._model.token_scores(suffixes, asked)
+        num_tops = self._top_tokens or 0
+        support_BTS = scores.among_BTK[..., num_tops:] if self._by_support else None
+        scores = scores._replace(among_BTK=scores.among_BTK[..., :num_tops])
+        return scores, _padded([top.logp_TK for top in tops], like_BT=scores.among_BTK), support_BTS
+
+    def _support_loss(self, scored: Scored, group: Sequence[int], new_BTS: Tensor) -> Tensor:
+        supports = [self._support(scored, i) for i in group]
+        old_BTS = _padded([support.old_TS for support in supports], like_BT=new_BTS)
+        advantage_BTS = _padded([support.advantage_TS for support in supports], like_BT=new_BTS)
+        return support_loss(new_BTS, old_BTS, advantage_BTS, objective=self.objective)
 
     def _known(self, scored: Scored, group: Sequence[int], scores: TokenScores) -> tuple[LogProbs, Tensor]:
         """Return the log-probs under the other weights, and which tokens are to be trained."""
@@ -243,10 +297,20 @@ class BatchLoss:
         return weight_BT
 
     def _no_top(self, num_tokens: int) -> Top:
-        assert self._top_tokens is not None
-        shape, device = (num_tokens, self._top_tokens), self._model.device
-        nothing_TK = torch.full(shape, torch.nan, device=device)
-        return Top(nothing_TK[:, 0], torch.zeros(shape, dtype=torch.long, device=device), nothing_TK)
+        ids_TK, nothing_TK = self._nothing(num_tokens, self._top_tokens or 0)
+        return Top(torch.full((num_tokens,), torch.nan, device=self._model.device), ids_TK, nothing_TK)
+
+    def _support(self, scored: Scored, index: int) -> Support:
+        if (found := scored.supports.get(index)) is not None:
+            return found
+        num_tokens = len(scored.plain[index].response_ids)
+        ids_TS, nothing_TS = self._nothing(num_tokens, SUPPORT_TOKENS if self._by_support else 0)
+        return Support(ids_TS, nothing_TS, nothing_TS)
+
+    def _nothing(self, num_tokens: int, num_asked: int) -> tuple[Tensor, Tensor]:
+        """Return ids to ask about where nobody reads the scores, and NaN in place of these."""
+        shape, device = (num_tokens, num_asked), self._model.device
+        return torch.zeros(shape, dtype=torch.long, device=device), torch.full(shape, torch.nan, device=device)
 
 
 def _gap(scored: Scored, group: Sequence[int], old_BT: Tensor) -> Tensor:
@@ -262,8 +326,66 @@ def _floats(values: Sequence[float | None]) -> Tensor:
 
 
 def _padded(rows: Sequence[Tensor], *, like_BT: Tensor) -> Tensor:
-    """Return the rows as [B, T] with NaN past each one's end."""
+    """Return the rows [T] as [B, T] with NaN past each one's end, or [T, K] as [B, T, K]; without a gradient."""
     out_BT = torch.full_like(like_BT, torch.nan)
     for row, values in enumerate(rows):
         out_BT[row, : len(values)] = values.to(like_BT.device)
     return out_BT
+
+
+def choose_hints(
+    model: Model, samples: Sequence[SampleAssembled], *, rule: Literal["fall", "overlap"],
+    teacher: Weights | None, budget_tokens: int,
+) -> tuple[int, ...]:  # fmt: skip
+    """Return for each sample the number of the offer to train on; `teacher` None: the current weights.
+
+    All processes call it together, and get the same.
+    """
+    if not any(sample.other_hints for sample in samples):
+        return (0,) * len(samples)
+    lengths = [(1 + len(s.other_hints)) * (len(s.prompt_ids) + len(s.response_ids)) for s in samples]
+    mine = [number for number in model.share(lengths) if samples[number].other_hints]
+    here = [samples[number] for number in mine]
+    values = (_falls if rule == "fall" else _overlaps)(model, here, teacher, budget_tokens)
+    best = {number: of_one.index(max(of_one)) for number, of_one in zip(mine, values, strict=True)}
+    everyones = model.together(best)
+    return tuple(everyones.get(number, 0) for number in range(len(samples)))
+
+
+def _falls(
+    model: Model, samples: Sequence[SampleAssembled], teacher: Weights | None, budget_tokens: int
+) -> list[list[float]]:
+    """Return, for each offer of each sample, how unlikely the teacher finds the tokens that are trained on, in nats."""
+    scores = iter(model.score(_questions(samples), weights=teacher, budget_tokens=budget_tokens))
+    found = []
+    for sample in samples:
+        logp_OT = torch.stack([next(scores).double() for _ in offers(sample)])
+        counts_T = torch.tensor(sample.trained, device=logp_OT.device).bool() & logp_OT.isfinite().all(0)
+        found.append((-logp_OT[:, counts_T].sum(1)).tolist())
+    return found
+
+
+def _overlaps(
+    model: Model, samples: Sequence[SampleAssembled], teacher: Weights | None, budget_tokens: int
+) -> list[list[float]]:
+    """Return, for each offer of each sample, how many of the policy's likeliest tokens are among the teacher's."""
+    plain = [Suffix(sample.prompt_ids, sample.response_ids, sample.temperature) for sample in samples]
+    own = model.likeliest(plain, num_tokens=SUPPORT_TOKENS, weights=None, budget_tokens=budget_tokens)
+    told = iter(
+        model.likeliest(_questions(samples), num_tokens=SUPPORT_TOKENS, weights=teacher, budget_tokens=budget_tokens)
+    )
+    found = []
+    for sample, top in zip(samples, own, strict=True):
+        counts_T = torch.tensor(sample.trained, device=top.ids_TK.device).bool()
+        shared = [(top.ids_TK[:, :, None] == next(told).ids_TK[:, None, :]).any(2) for _ in offers(sample)]
+        found.append([float(shared_TK[counts_T].sum()) for shared_TK in shared])
+    return found
+
+
+def _questions(samples: Sequence[SampleAssembled]) -> list[Suffix]:
+    """Return each sample's answer after each of the prompts that it may be trained with."""
+    return [
+        Suffix(offered.hinted_prompt_ids, sample.response_ids, sample.temperature)
+        for sample in samples
+        for offered in offers(sample)
+    ]

@@ -22,6 +22,7 @@ from clawstream.training.step.packing import Pack, Tokens
 
 GAP_MASK_NATS = -0.1  # below this the teacher likes a token clearly less than the student does
 GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy is clipped to this, both ways: it may be 20
+SUPPORT_CLIP_NATS = 1.0  # the same for each of the policy's likeliest tokens, where a hint is learned on these
 MAX_KL_DIFFERENCE_NATS = 10.0
 LEAST_TAIL = 1e-7  # the least probability of the other tokens together: the K tokens' float32 sum may reach 1
 MAX_LOG_RATIO_NATS = 20.0  # keeps exp() finite in float32; no ratio that large is of use
@@ -237,6 +238,26 @@ def policy_loss(
         loss_BT = loss_BT + beside_BT
     kl_BT = _leash(new_BT, ratio_BT, known, objective)
     return _summed(loss_BT, kl_BT, ratio_BT, known, kept_BT, trained_BT, objective, clipped_BT=clipped_BT)
+
+
+@torch.no_grad()
+def support_advantages(old_TK: Tensor, gap_TK: Tensor) -> Tensor:
+    """Return the advantage [T, K] of each of the policy's likeliest tokens: its clipped gap, times its share of their
+    probability, so that a token counts as often as the policy would sample it among them.
+    """
+    return old_TK.softmax(1) * gap_TK.clamp(-SUPPORT_CLIP_NATS, SUPPORT_CLIP_NATS)
+
+
+def support_loss(new_BTK: Tensor, old_BTK: Tensor, advantage_BTK: Tensor, *, objective: Objective) -> Tensor:
+    """Return [B, T], the sum of the K tokens' losses; 0 without a gradient where a number of them is not finite.
+
+    Nobody sampled these tokens, so there is no importance weight.
+    """
+    rows = (new_BTK, old_BTK, advantage_BTK)
+    known_BT1 = torch.stack([row.isfinite().all(2) for row in rows]).all(0).unsqueeze(2)
+    new_BTK, old_BTK, advantage_BTK = (_zero_unless(known_BT1, row) for row in rows)
+    loss_BTK, _ = _surrogate(new_BTK, _ratio(new_BTK, old_BTK), advantage_BTK, objective)
+    return loss_BTK.sum(2)
 
 
 def distillation_loss(

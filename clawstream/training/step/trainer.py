@@ -22,8 +22,8 @@ from clawstream.events import Rehearsed, SampleAssembled
 from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gating import Gate, refused
-from clawstream.training.model import Model
-from clawstream.training.step.batch_loss import BatchLoss, Gaps, Scored
+from clawstream.training.model import Model, Weights
+from clawstream.training.step.batch_loss import BatchLoss, Gaps, Scored, choose_hints
 from clawstream.training.step.carried import Carried
 from clawstream.training.step.losses import LossFigures, LossSums, figures
 from clawstream.training.torch_model import TorchModel
@@ -149,14 +149,26 @@ class Trainer:
         self, samples: Sequence[SampleAssembled], mine: Sequence[int], advantages: Sequence[float] | None
     ) -> Scored:
         """Return the scores of this process' samples by the policy before the step, its teacher and its reference."""
-        base, by_name = self._reference, {"contrast": self._reference, "reference": self._reference, "ema": self._ema}
-        teacher = by_name.get(self._settings.taught_by)
         return self._loss.score(
-            [samples[i] for i in mine], teacher=teacher, reference=base, moves=self._settings.epochs > 1,
+            [samples[i] for i in mine],
+            teacher=self._teacher, reference=self._reference, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
             tool_baseline=0.0 if self._settings.as_published else self._carried.tool_calls.baseline,
             judges=None if self._settings.as_published else self._carried.judges,
         )  # fmt: skip
+
+    def choose_hints(self, samples: Sequence[SampleAssembled]) -> tuple[int, ...]:
+        """Return for each sample the number of the offered hint to train on, by the weights as they are."""
+        rule, budget = self._settings.hint_choice, self._settings.micro_batch_tokens
+        if rule == "longest":
+            return (0,) * len(samples)
+        return choose_hints(self._model, samples, rule=rule, teacher=self._teacher, budget_tokens=budget)
+
+    @property
+    def _teacher(self) -> Weights | None:
+        """The weights of the teacher of hints; None: the current ones."""
+        by_name = {"contrast": self._reference, "reference": self._reference, "ema": self._ema}
+        return by_name.get(self._settings.taught_by)
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
         """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped.

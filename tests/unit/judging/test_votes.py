@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.events import HintAbsence, Question, VerdictReached, VerdictStatus, VoteCast, VoteStatus
-from clawstream.judging.votes import VotingRules, choose, conclusions, offers
+from clawstream.events import (
+    MAX_OTHER_HINTS,
+    MIN_HINT_CHARACTERS,
+    HintAbsence,
+    Question,
+    VerdictReached,
+    VerdictStatus,
+    VoteCast,
+    VoteStatus,
+    words_of,
+)
+from clawstream.judging.votes import VotingRules, choose, conclusions, offers, others
 
 FAILED = "failed"
 SCORES = st.lists(st.sampled_from([1, 0, -1, None, FAILED]), min_size=1, max_size=15)
@@ -105,6 +115,28 @@ def test_the_longest_hint_is_kept_and_of_equals_the_first() -> None:
     cast = [vote(2, 1, LONG), vote(1, 1, LONG[:-1] + "!"), vote(0, 1, "Use no bold."), vote(3, -1, None)]
     assert choose(cast, quorum=3) == "Write it in plain words!"
     assert len(offers(cast)) == 3
+
+
+WORDS = st.text("aB \n", min_size=1, max_size=MIN_HINT_CHARACTERS + 3)
+
+
+@given(st.lists(st.one_of(st.none(), WORDS), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_beside_the_longest_hint_the_next_longest_are_kept_each_in_words_of_its_own(
+    hints: list[str | None], rng: random.Random
+) -> None:
+    cast = [vote(number, -1 if hint is None else 1, hint) for number, hint in enumerate(hints)]
+    chosen = choose(cast, quorum=1)
+    if isinstance(chosen, HintAbsence):
+        return
+    beside = others(cast, chosen)
+    assert others(rng.sample(cast, len(cast)), chosen) == beside
+    said = [chosen, *(other.hint for other in beside)]
+    assert len({*map(words_of, said)}) == len(said) <= 1 + MAX_OTHER_HINTS
+    assert said == sorted(said, key=len, reverse=True)
+    assert all(offers([cast[other.ballot]]) == [other.hint] for other in beside)
+    left_out = [hint for hint in offers(cast) if words_of(hint) not in {*map(words_of, said)}]
+    enough = [hint for hint in left_out if len(hint) >= MIN_HINT_CHARACTERS]
+    assert not enough or (len(beside) == MAX_OTHER_HINTS and len(max(enough, key=len)) <= len(said[-1]))
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,10 @@ from clawstream.replay.stages import judge_settings
 from clawstream.stream.log import Outgoing
 from clawstream.stream.topics import CONTROL, EXCHANGES, SAMPLES, VOTES, event_topics
 from tests.examples import examples
-from tests.flow import Oracle
+from tests.flow import Flow, Oracle
 from tests.unit.replay.recorded import OUTPUTS, SETTINGS, own, raw, replayed, run_through, said, wanted, work, written
 from tests.unit.samples.test_flow import MOVES, SEEDS, conversation
+from tests.unit.samples.test_offers import CHOOSING, WORDY
 
 SESSIONS = st.lists(MOVES, min_size=1, max_size=4)
 
@@ -149,6 +150,20 @@ async def test_what_becomes_of_greedy_answers_is_as_it_was_when_the_replay_began
     assert RefusalReason.OFF_DISTRIBUTION in reasons
     assert (not assembled) == refused
     assert all(sample.reward is None for sample in assembled)
+
+
+async def test_from_recorded_votes_samples_get_the_other_hints_that_nobody_chose_among_live() -> None:
+    flow = Flow(WORDY)
+    flow.run(people([["ask"] * 6, ["ask"] * 4]))
+    assert not any(sample.other_hints for sample in flow.log.of(SampleAssembled))
+    log = await written(flow, 2)
+    started, _ = await begin(log, wanted(), SETTINGS.judge, SETTINGS.rewards, learns=CHOOSING)
+    await work(log, started)
+    found = (await said(log, [own(SAMPLES)]))[own(SAMPLES)].values()
+    live = {sample.sample_id: sample for sample in flow.log.of(SampleAssembled)}
+    assembled = [event for event in found if isinstance(event, SampleAssembled)]
+    assert any(sample.other_hints for sample in assembled)
+    assert {sample.sample_id: replace(sample, other_hints=()) for sample in assembled} == live
 
 
 async def test_a_session_is_replayed_alone() -> None:

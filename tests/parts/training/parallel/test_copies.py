@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from clawstream.config import TrainingSettings
 from clawstream.inference.model_folder import STATE_FOLDER
-from clawstream.training.model import tensors_of
+from clawstream.training.base_folder import tensors_of
 from clawstream.training.processes import Processes, Start, Team, part
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training.parallel.conftest import QUESTIONS

@@ -8,9 +8,10 @@ import torch
 
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import weight_files
+from clawstream.training.base_folder import tensors_of
 from clawstream.training.gating import PiecewiseCache, write
 from clawstream.training.megatron.shape import Sizes
-from clawstream.training.model import TokenScores, tensors_of
+from clawstream.training.model import TokenScores
 from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel

@@ -23,15 +23,15 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
 from clawstream.inference.model_folder import STATE_FOLDER, weight_files
-from clawstream.training.base_folder import limits_of
+from clawstream.training.base_folder import limits_of, stored, tensors_of
 from clawstream.training.checkpoints import Checkpoint
-from clawstream.training.model import stored, tensors_of
 from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.step.trainer import StepSummary, Trainer
 from clawstream.training.stepping import Stepper, refuse_what_cannot_be
 from tests.parts.training import tiny
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.conftest import Teams, two_processes
+from tests.parts.training.step.test_hint_choice import offered
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 
@@ -56,6 +56,8 @@ METHODS: list[dict[str, object]] = [
     {"method": "stepwise"},
     {"method": "combined", "epochs": 2},
     {"method": "combined", "w_topk": 0.5},
+    {"method": "combined", "hint_choice": "overlap", "epochs": 2},
+    {"method": "combined", "hint_choice": "overlap", "w_topk": 0.5},  # beside a contrast
     {"method": "combined", "loss": "cispo", "epochs": 2},  # losses differ where a batch has several steps
     {"method": "binary", "loss": "importance_sampling", "epochs": 2},
 ]
@@ -131,6 +133,20 @@ def test_the_same_batch_gives_the_same_loss_and_the_same_weights(
     for name, value in after.items():
         torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
     assert max(float((after[name] - before[name]).abs().max()) for name in after) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("rule", ["fall", "overlap"])
+def test_the_same_hints_are_chosen(base: Path, teams: Teams, rule: str, cut: dict[str, object]) -> None:
+    """With several offers in the first of the samples alone, one process has nothing to choose from."""
+    samples = [MIXED[0], *(offered(f"m{number}") for number in range(9)), *MIXED]
+    expected = Trainer(base, settings_of({"hint_choice": rule})).choose_hints(samples)
+    assert len({*expected}) > 1
+    team = teams(base, settings_of({"hint_choice": rule} | cut))
+    assert team.choose_hints(samples) == expected
+    assert team.choose_hints(samples[:2]) == expected[:2]
+    assert team.choose_hints(MIXED) == (0,) * len(MIXED)
 
 
 @pytest.mark.slow

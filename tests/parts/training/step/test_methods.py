@@ -201,6 +201,11 @@ def test_the_teacher_s_whole_distribution_counts_as_much_as_gaps_unless_it_is_sa
         ({"method": "binary", "rehearsal_share": 0.1}, "rehearsal_share: no effect"),
         ({"method": "stepwise", "late": "refresh", "answers_per_hint": 2}, "late, answers_per_hint: no effect"),
         ({"learning_rate": float("inf")}, "finite number"),
+        ({"method": "binary", "hint_choice": "fall"}, "hint_choice: no effect: method = 'binary'"),
+        ({"method": "stepwise", "hint_choice": "overlap"}, "hint_choice: no effect"),
+        ({"hint_choice": "fall", "cadence": "correction"}, "hint_choice = 'fall' is made just before a step"),
+        ({"hint_choice": "overlap", "teacher": "http://t:1"}, "hint_choice = 'overlap' is made just before a step"),
+        ({"hint_choice": "overlap", "method": "topk"}, "method = 'topk' on the teacher's"),
     ],
     ids=str,
 )
