@@ -119,6 +119,7 @@ def main(
     together_share: Annotated[
         float, typer.Option(help="share of turns on which all votes are wrong, or none", min=0, max=1)
     ] = 0.0,
+    wordy_share: Annotated[float, typer.Option(help="share of hints that are wordy", min=0, max=1)] = 0.0,
     seed: Annotated[int, typer.Option(help="of the wrong votes")] = 0,
     latency_ms: Annotated[float, typer.Option(help="before each reply", min=0)] = 0.0,
     scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join((*HABITS, STEPS))}")] = "student",
@@ -133,8 +134,11 @@ def main(
     judge: Replies = (
         StepJudge(wrong_share=wrong_share, seed=seed)
         if scenario == STEPS
-        else SimulatedJudge(wrong_share=wrong_share, seed=seed, habits=HABITS[scenario], together_share=together_share)
-    )
+        else SimulatedJudge(
+            wrong_share=wrong_share, seed=seed, habits=HABITS[scenario], together_share=together_share,
+            wordy_share=wordy_share,
+        )
+    )  # fmt: skip
     app = Service(controlled(judge, control, seed=seed), latency_ms).app()
     listening = socket.create_server(("127.0.0.1", port))
     print(orjson.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/v1"}).decode(), flush=True)

@@ -75,6 +75,15 @@ _ABOUT_ANOTHER_SUBJECT = (  # what is said of answers that are no sums, and the 
 )
 
 
+COMPLAINT = "The user was not content with this answer and wrote so in reply, and that could have been avoided."
+ASIDES = (  # true of most answers, and not what anybody here asked for
+    "It may also help to say where such sums come up, and to offer another one.",
+    "Beyond that, mind the spelling of names, and keep the tone polite from the first word to the last.",
+    "Keep in mind that numbers of four digits and more are easier to read in groups of three.",
+    "In general an answer should fit on one screen, and nothing in it should be said twice.",
+)
+
+
 class Reaction(StrEnum):
     """How a next state reads."""
 
@@ -107,6 +116,7 @@ class SimulatedJudge:
     seed: int
     habits: Habits = HABITS["student"]
     together_share: float = 0.0  # of turns: those on which all votes are wrong, or none
+    wordy_share: float = 0.0  # of hints: those that begin with the complaint, and go on about something else
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
         reaction = read(prompt)
@@ -120,6 +130,8 @@ class SimulatedJudge:
             return "Nothing in the reply says how the answer could have been better.\n\\boxed{-1}"
         hints = due or self.habits.inventions
         hint = hints[int(drawn("wording", self.seed, vote_seed, system, prompt) * len(hints))]
+        if drawn("wordy", self.seed, vote_seed, system, prompt) < self.wordy_share:
+            hint = f"{COMPLAINT} {hint} {ASIDES[int(drawn('aside', self.seed, vote_seed, prompt) * len(ASIDES))]}"
         return f"The user {reaction.value}, and that could have been known.\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
 
     def _due(self, prompt: str, reaction: Reaction) -> Sequence[str]:

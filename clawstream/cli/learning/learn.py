@@ -18,10 +18,15 @@ from clawstream.config.training import CORRECTION_EPOCHS
 from clawstream.errors import ConfigError
 from clawstream.local.servers.jars import refuse_what_is_missing
 from clawstream.locks import locked
-from clawstream.simulation.learn.grid import refuse_blocks, refuse_flip
+from clawstream.simulation.learn.grid import (
+    refuse_blocks,
+    refuse_flip,
+    refuse_hint_choices,
+    refuse_not_own,
+    refuse_unfit,
+)
 
 if TYPE_CHECKING:
-    from clawstream.simulation.learn.controls import Control
     from clawstream.simulation.learn.grid import Cell
     from clawstream.simulation.learn.learning import Grid
     from clawstream.simulation.learn.outcome import Reference, ReportRow
@@ -59,6 +64,14 @@ class LearnMethod(StrEnum):
     TOPK = "topk"
     STEPWISE = "stepwise"  # verdicts on steps, and outcomes
     OUTCOME = "outcome"  # the same with outcomes alone
+
+
+class LearnHintChoice(StrEnum):
+    """Which of the hints that judges offer is trained on."""
+
+    LONGEST = "longest"
+    FALL = "fall"  # the one that lowers the answer's log-prob most
+    OVERLAP = "overlap"  # the one whose teacher is nearest to the policy, learned on the policy's likeliest tokens
 
 
 def learn(
@@ -108,8 +121,13 @@ def learn(
         int, typer.Option(help="Answers that a hint scores, the turn's own included.", min=1, max=64)
     ] = 1,
     w_topk: Annotated[
-        float, typer.Option(help="Weight of the teacher's whole distribution in `combined`; 0: none.", min=0)
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="Weight of the teacher's whole distribution in `combined`; 0: none; by default 1, or 0 where hints "
+            "are chosen by overlap.",
+            min=0,
+        ),
+    ] = None,
     lora_rank: Annotated[int, typer.Option(help="Of the adapter that is trained; 0: all weights are.", min=0)] = 16,
     hurry: Annotated[
         bool,
@@ -118,6 +136,10 @@ def learn(
     teachers: Annotated[
         str, typer.Option(help="Teachers of hints: usual, contrast, reference, ema, current, with commas; each is run.")
     ] = "usual",
+    hint_choices: Annotated[
+        str,
+        typer.Option(help="Which of the judge's hints is taken: longest, fall, overlap, with commas; each is run."),
+    ] = "longest",
     flip_after: Annotated[
         int | None,
         typer.Option(help="After so many of the updates each person wants what another wanted.", min=1),
@@ -144,6 +166,10 @@ def learn(
         typer.Option(
             help="Share of turns on which the judge's votes err together, all or none; 0: each alone.", min=0, max=1
         ),
+    ] = 0.0,
+    wordy_hints: Annotated[
+        float,
+        typer.Option(help="Share of the judge's hints that say more than what is wanted.", min=0, max=1),
     ] = 0.0,
     adapters: Annotated[
         Literal["shared", "by_key"],
@@ -205,8 +231,9 @@ def learn(
     wanted = _listed(methods, LearnMethod, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
     taught_by = _listed(teachers, LearnTeacher, "--teachers")
+    chosen_by = _listed(hint_choices, LearnHintChoice, "--hint-choices")
     if {*wanted[0]} <= {*UNTAUGHT}:
-        for name in ("teachers", "answers_per_hint"):
+        for name in ("teachers", "answers_per_hint", "hint_choices"):
             if _is_said(context, name):
                 raise ConfigError(
                     f"--{name.replace('_', '-')} {context.params[name]}: hints teach nothing with --methods {methods}. "
@@ -217,6 +244,7 @@ def learn(
             f"--w-topk {w_topk:g}: it adds to combined, and --methods are {methods}. Nothing was run. "
             "Leave it out, or name combined"
         )
+    refuse_hint_choices(chosen_by, wanted[0], scenario)
     refuse_flip(flip_after, scenario, updates=updates, hurry=hurry, controls=controls, answers=answers_per_hint)
     if adapters == "by_key" and not (cast.one_by_one and lora_rank):
         raise ConfigError(
@@ -224,9 +252,9 @@ def learn(
             "Nothing was run. Name these"
         )
     policy_base = base or cast.bases[0]
-    _refuse_unfit(
-        scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry, together=votes_together > 0
-    )
+    shares = {"--votes-together": votes_together, "--wordy-hints": wordy_hints}
+    changes_votes = [option for option, share in shares.items() if share > 0]
+    refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry, changes_votes=changes_votes)
     for control in dict.fromkeys(without):
         if not {method.value for method in wanted[0]} & set(cast.controls[control]):
             raise ConfigError(
@@ -238,7 +266,7 @@ def learn(
                 f"--controls {control.value} changes nothing of {', '.join(left)}: left out there"
             )
     if policy_base == "own":
-        _refuse_not_own(settings, without, at_once=at_once, together=votes_together > 0)
+        refuse_not_own(settings, without, at_once=at_once, changes_votes=changes_votes)
     kept_in = folder or settings.data_dir / "learn"
     kept_in.mkdir(parents=True, exist_ok=True)
     asked_in = kept_in / "problems" / (scenario if problems is None else f"{scenario}-{problems.stem}")
@@ -253,11 +281,15 @@ def learn(
             scenario=scenario, base=policy_base, base_sha=base_sha, problems_sha=people.sha,
             method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate,
             epochs=epochs or (CORRECTION_EPOCHS if cast.one_by_one else EPOCHS),
-            answers_per_hint=answers_per_hint, w_topk=w_topk, lora_rank=lora_rank or None, hurry=hurry,
+            answers_per_hint=answers_per_hint, w_topk=1.0 if w_topk is None else w_topk,
+            lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
-            votes_together=votes_together, adapters=adapters,
+            votes_together=votes_together, wordy_hints=wordy_hints, adapters=adapters,
         )  # fmt: skip
-        cells = grid(like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by)
+        cells = grid(
+            like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by, hint_choices=chosen_by,
+            w_topk_is_said=w_topk is not None,
+        )  # fmt: skip
         runs = Grid(kept_in, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
         reference, rows = asyncio.run(_run(runs, cells, at_once=at_once))
         written = json.dumps([with_lines(row) for row in rows], indent=1)
@@ -312,63 +344,6 @@ def _refuse_idle(context: typer.Context, *, real: bool) -> None:
     if idle:
         kind = "with --real: it asks the policy that there is" if real else "without --real"
         raise ConfigError(f"{', '.join(idle)}: no effect {kind}. Nothing was run. Leave them out")
-
-
-def _refuse_unfit(
-    scenario: str,
-    base: str,
-    said: str,
-    methods: Sequence[LearnMethod],
-    *,
-    problems: Path | None,
-    hurry: bool,
-    together: bool,
-) -> None:
-    """Refuse options that the people of the scenario have no use for."""
-    from clawstream.simulation.runs.scenarios import CASTS
-
-    cast = CASTS[scenario]
-    unfit = {f"--base {base}": cast.bases} if base not in cast.bases else {}
-    if not {method.value for method in methods} <= set(cast.methods):
-        unfit[f"--methods {said}"] = cast.methods
-    for option, known in unfit.items():
-        raise ConfigError(
-            f"{option}: expected {', '.join(known)} with --scenario {scenario}. Nothing was run. Name those"
-        )
-    of_people = {"--problems": problems is not None, "--hurry": hurry, "--votes-together": together}
-    idle = [option for option, is_said in of_people.items() if is_said]
-    if idle and cast.attempts is not None:
-        raise ConfigError(f"{', '.join(idle)}: no effect with --scenario {scenario}. Nothing was run. Leave it out")
-
-
-def _refuse_not_own(settings: "Settings", controls: "Sequence[Control]", *, at_once: int, together: bool) -> None:
-    """Refuse what can't be done with the settings' own policy."""
-    if not settings.engine.base_policy.is_dir():
-        raise ConfigError(
-            f"--base own: engine.model_path is {settings.engine.base_policy}, which is no folder. Nothing was run. "
-            "Name the policy's Hugging Face folder"
-        )
-    if settings.weights.url is not None:
-        raise ConfigError(
-            "--base own: weights.url says that the trainer is elsewhere, and each run has one of its own. Nothing was "
-            "run. Take it out of the settings that this command reads"
-        )
-    if at_once > 1 and settings.engine.urls:
-        raise ConfigError(
-            f"--at-once {at_once}: --base own has the engines of engine.urls serve one run's weights. Nothing was run. "
-            "Leave it out"
-        )
-    drawn = [control.value for control in controls if control.value != "frozen"]
-    if together and settings.judge.url is not None:
-        raise ConfigError(
-            "--votes-together: with --base own the judge at judge.url is asked, whose votes nobody makes wrong. "
-            "Nothing was run. Leave it out, or take judge.url out"
-        )
-    if drawn and settings.judge.url is not None:
-        raise ConfigError(
-            f"--controls {','.join(drawn)}: these replace what a judge says, and with --base own the judge at "
-            "judge.url is asked. Nothing was run. Take frozen, or take judge.url out"
-        )
 
 
 def _is_said(context: typer.Context, name: str) -> bool:

@@ -10,14 +10,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from clawstream.config import Settings
 from clawstream.config.training import usual_teacher
 from clawstream.errors import ConfigError
 from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.runs.scenarios import CASTS, Block, blocks_of
 
 USUAL_TEACHER = "usual"
+USUAL_CHOICE = "longest"
 AGAIN_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
 TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
 LONG_UPDATES = 32
@@ -47,6 +50,8 @@ class Cell:
     flip_after: int | None = None  # updates: then each person wants what another wanted
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
     adapters: str = "shared"  # by policy.adapters' names
+    hint_choice: str = USUAL_CHOICE  # by training.hint_choice's names
+    wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
 
     @property
     def name(self) -> str:
@@ -56,16 +61,18 @@ class Cell:
         digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
         control = () if self.control is None else (self.control.value,)
         teacher = () if self.teacher == USUAL_TEACHER else (self.teacher,)
+        choice = () if self.hint_choice == USUAL_CHOICE else (self.hint_choice,)
         adapters = ("by_key",) if self.by_key else ()
         return "-".join(
-            (self.scenario, self.base, self.method, *teacher, *adapters, *control, f"seed{self.seed}", digest)
+            (self.scenario, self.base, self.method, *teacher, *choice, *adapters, *control, f"seed{self.seed}", digest)
         )
 
     @property
     def arm(self) -> str:
-        """The unit compared over seeds: the method, and where they are not the usual ones teacher and adapters."""
+        """The unit compared over seeds: the method, and what is not usual of teacher, choice of hints and adapters."""
         teacher = "" if self.teacher == USUAL_TEACHER else f", {self.teacher} teacher"
-        return f"{self.method}{teacher}{', an adapter a person' if self.by_key else ''}"
+        choice = "" if self.hint_choice == USUAL_CHOICE else f", hints by {self.hint_choice}"
+        return f"{self.method}{teacher}{choice}{', an adapter a person' if self.by_key else ''}"
 
     @property
     def by_key(self) -> bool:
@@ -97,7 +104,8 @@ class Cell:
     def training(self) -> dict[str, Any]:
         names = [name for name in TRAINING if name != "teacher" or self.taught_by == self.teacher]
         cadence = {"cadence": "correction"} if CASTS[self.scenario].one_by_one else {}
-        return {name: value for name in names if (value := getattr(self, name)) is not None} | cadence
+        choice = {} if self.hint_choice == USUAL_CHOICE else {"hint_choice": self.hint_choice}
+        return {name: value for name in names if (value := getattr(self, name)) is not None} | cadence | choice
 
     @property
     def taught_by(self) -> str | None:
@@ -110,10 +118,13 @@ class Cell:
 
 
 def grid(
-    like: Cell, *, methods: Sequence[str], seeds: Sequence[int], controls: Sequence[Control], teachers: Sequence[str]
-) -> tuple[Cell, ...]:
+    like: Cell, *, methods: Sequence[str], seeds: Sequence[int], controls: Sequence[Control], teachers: Sequence[str],
+    hint_choices: Sequence[str] = (USUAL_CHOICE,), w_topk_is_said: bool = False,
+) -> tuple[Cell, ...]:  # fmt: skip
     """Return a cell like `like` for each combination, seed by seed: a grid that is cut short has all methods with the
     same seeds. Each cell is scored at the last update too, around its flip, and at the end of each block.
+
+    Where hints are chosen by overlap the teacher's whole distribution counts only if `w_topk_is_said`, as it is usual.
     """
     after, updates = like.flip_after, like.updates
     flip = () if after is None else (after, min(after + AGAIN_WITHIN, updates))
@@ -128,13 +139,15 @@ def grid(
             teacher=teacher,
             # Where hints do not count, no prompt is answered again.
             answers_per_hint=1 if method in UNTAUGHT else like.answers_per_hint,
-            w_topk=like.w_topk if method == "combined" else 0.0,
+            w_topk=like.w_topk if method == "combined" and (w_topk_is_said or choice != "overlap") else 0.0,
+            hint_choice=choice,
             score_at=tuple(sorted({0, *like.score_at, *flip, *ends, *late, updates})),
         )
         for seed in dict.fromkeys(seeds)
         for control in (None, *dict.fromkeys(controls))
         for method in dict.fromkeys(methods)
         for teacher in ((USUAL_TEACHER,) if method in UNTAUGHT else dict.fromkeys(teachers))
+        for choice in ((USUAL_CHOICE,) if method in UNTAUGHT else dict.fromkeys(hint_choices))
         if control is None or method in CASTS[like.scenario].controls[control]
     )
 
@@ -192,4 +205,76 @@ def refuse_flip(after: int | None, scenario: str, *, updates: int, hurry: bool, 
         raise ConfigError(
             f"--flip-after {after}: --controls {controls} is compared with its method at the last update, and the "
             "method may not have learned the new wishes by then. Nothing was run. Run controls without a flip"
+        )
+
+
+def refuse_unfit(
+    scenario: str,
+    base: str,
+    said: str,
+    methods: Sequence[str],
+    *,
+    problems: Path | None,
+    hurry: bool,
+    changes_votes: Sequence[str],
+) -> None:
+    """Refuse options that the people of the scenario have no use for."""
+    cast = CASTS[scenario]
+    unfit = {f"--base {base}": cast.bases} if base not in cast.bases else {}
+    if not {*methods} <= set(cast.methods):
+        unfit[f"--methods {said}"] = cast.methods
+    for option, known in unfit.items():
+        raise ConfigError(
+            f"{option}: expected {', '.join(known)} with --scenario {scenario}. Nothing was run. Name those"
+        )
+    of_people = {"--problems": problems is not None, "--hurry": hurry} | dict.fromkeys(changes_votes, True)
+    idle = [option for option, is_said in of_people.items() if is_said]
+    if idle and cast.attempts is not None:
+        raise ConfigError(f"{', '.join(idle)}: no effect with --scenario {scenario}. Nothing was run. Leave it out")
+
+
+def refuse_not_own(
+    settings: Settings, controls: Sequence[Control], *, at_once: int, changes_votes: Sequence[str]
+) -> None:
+    """Refuse what can't be done with the settings' own policy."""
+    if not settings.engine.base_policy.is_dir():
+        raise ConfigError(
+            f"--base own: engine.model_path is {settings.engine.base_policy}, which is no folder. Nothing was run. "
+            "Name the policy's Hugging Face folder"
+        )
+    if settings.weights.url is not None:
+        raise ConfigError(
+            "--base own: weights.url says that the trainer is elsewhere, and each run has one of its own. Nothing was "
+            "run. Take it out of the settings that this command reads"
+        )
+    if at_once > 1 and settings.engine.urls:
+        raise ConfigError(
+            f"--at-once {at_once}: --base own has the engines of engine.urls serve one run's weights. Nothing was run. "
+            "Leave it out"
+        )
+    drawn = [control.value for control in controls if control.value != "frozen"]
+    if changes_votes and settings.judge.url is not None:
+        raise ConfigError(
+            f"{', '.join(changes_votes)}: with --base own the judge at judge.url is asked, whose votes nobody makes "
+            "wrong or wordy. Nothing was run. Leave it out, or take judge.url out"
+        )
+    if drawn and settings.judge.url is not None:
+        raise ConfigError(
+            f"--controls {','.join(drawn)}: these replace what a judge says, and with --base own the judge at "
+            "judge.url is asked. Nothing was run. Take frozen, or take judge.url out"
+        )
+
+
+def refuse_hint_choices(choices: Sequence[str], methods: Sequence[str], scenario: str) -> None:
+    """Refuse to choose hints where none can be chosen, as with agents, or the choice comes too late."""
+    said = ",".join(choices)
+    if set(choices) != {USUAL_CHOICE} and CASTS[scenario].one_by_one:
+        raise ConfigError(
+            f"--hint-choices {said}: with --scenario {scenario} the policy is asked for answers to a hint before one "
+            "could be chosen. Nothing was run. Take longest"
+        )
+    if "overlap" in choices and "topk" in methods:
+        raise ConfigError(
+            f"--hint-choices {said}: overlap learns on the policy's likeliest tokens, and topk on the teacher's. "
+            "Nothing was run. Leave one of them out"
         )

@@ -71,7 +71,7 @@ class CellOutcome:
 
 _OF_CELL = (
     "method", "base", "seed", "control", "scenario", "updates", "learning_rate", "epochs", "answers_per_hint", "w_topk",
-    "lora_rank", "hurry", "votes_together", "adapters",
+    "lora_rank", "hurry", "votes_together", "adapters", "hint_choice", "wordy_hints",
 )  # fmt: skip
 _OF_OUTCOME = (
     "rejected", "requests_failed", "environment_steps", "turns", "samples", "corrections", "refusals",

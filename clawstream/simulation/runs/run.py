@@ -88,6 +88,7 @@ class Plan:
     patient: bool = False  # people wait for the policy that learned from what they said before
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
+    wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
     by_key: bool = False  # each person has an API key, and so an adapter, of their own
     own: Settings | None = None  # a person's settings, which name policy, engines, judge and trainer; None: simulated
 
@@ -215,9 +216,9 @@ def _judge(plan: Plan, port: int) -> Part:
     control = () if plan.control in (None, Control.FROZEN) else ("--control", str(plan.control))
     return Part(
         name="judge",
-        command=(sys.executable, "-m", "clawstream.simulation.judge", "--port", str(port),
-                 "--wrong-share", str(WRONG_SHARE), "--seed", str(plan.seed),
-                 "--scenario", plan.people.scenario, "--together-share", str(plan.votes_together), *control),
+        command=(sys.executable, "-m", "clawstream.simulation.judge", "--port", str(port), "--seed", str(plan.seed),
+                 "--wrong-share", str(WRONG_SHARE), "--scenario", plan.people.scenario,
+                 "--together-share", str(plan.votes_together), "--wordy-share", str(plan.wordy_hints), *control),
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ OTHER: dict[str, Any] = {
     "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
     "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "w_topk": 0.5,
     "lora_rank": 8, "hurry": True, "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
-    "votes_together": 0.5, "adapters": "by_key",
+    "votes_together": 0.5, "adapters": "by_key", "hint_choice": "fall", "wordy_hints": 0.5,
 }  # fmt: skip
 
 
@@ -104,6 +104,27 @@ def test_each_teacher_has_a_run_of_each_method_that_hints_teach() -> None:
         ("binary", "usual"), ("opd", "usual"), ("opd", "ema"), ("opd", "current"),
     ]  # fmt: skip
     assert [cell.arm for cell in cells] == ["binary", "opd", "opd, ema teacher", "opd, current teacher"]
+
+
+def test_each_choice_of_hints_has_a_run_of_each_method_that_hints_teach() -> None:
+    """By overlap the policy's likeliest tokens are learned alone, unless it is said that the teacher's are too."""
+    like = replace(CELL, score_at=(8,), w_topk=1.0, control=None)
+    methods, choices = ("binary", "combined"), ("longest", "fall", "overlap", "fall")
+    for is_said in (False, True):
+        cells = grid(
+            like, methods=methods, seeds=[0], controls=(), teachers=["usual"], hint_choices=choices,
+            w_topk_is_said=is_said,
+        )  # fmt: skip
+        assert [(cell.method, cell.hint_choice, cell.w_topk, cell.taught_by) for cell in cells] == [
+            ("binary", "longest", 0.0, None),
+            ("combined", "longest", 1.0, "contrast"),
+            ("combined", "fall", 1.0, "contrast"),
+            ("combined", "overlap", *((1.0, "contrast") if is_said else (0.0, "reference"))),
+        ]
+        assert [cell.training.get("hint_choice") for cell in cells] == [None, None, "fall", "overlap"]
+        assert [cell.arm for cell in cells] == [
+            "binary", "combined", "combined, hints by fall", "combined, hints by overlap",
+        ]  # fmt: skip
 
 
 def test_the_version_at_the_flip_is_scored_and_later_updates_are_flipped() -> None:
