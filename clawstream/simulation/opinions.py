@@ -75,8 +75,10 @@ _ABOUT_ANOTHER_SUBJECT = (  # what is said of answers that are no sums, and the 
 )
 
 
-COMPLAINT = "The user was not content with this answer and wrote so in reply, and that could have been avoided."
-ASIDES = (  # true of most answers, and not what anybody here asked for
+# What wordy hints begin with. The base policy still follows such a hint in most answers. What comes after a hint, or
+# both the complaint and some advice before it, leads it astray.
+BESIDE_THE_POINT = (
+    "The user was not content with this answer and wrote so in reply, and that could have been avoided.",
     "It may also help to say where such sums come up, and to offer another one.",
     "Beyond that, mind the spelling of names, and keep the tone polite from the first word to the last.",
     "Keep in mind that numbers of four digits and more are easier to read in groups of three.",
@@ -116,7 +118,7 @@ class SimulatedJudge:
     seed: int
     habits: Habits = HABITS["student"]
     together_share: float = 0.0  # of turns: those on which all votes are wrong, or none
-    wordy_share: float = 0.0  # of hints: those that begin with the complaint, and go on about something else
+    wordy_share: float = 0.0  # of hints: those that begin with the complaint, or with what nobody asked for
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
         reaction = read(prompt)
@@ -131,7 +133,8 @@ class SimulatedJudge:
         hints = due or self.habits.inventions
         hint = hints[int(drawn("wording", self.seed, vote_seed, system, prompt) * len(hints))]
         if drawn("wordy", self.seed, vote_seed, system, prompt) < self.wordy_share:
-            hint = f"{COMPLAINT} {hint} {ASIDES[int(drawn('aside', self.seed, vote_seed, prompt) * len(ASIDES))]}"
+            beside = int(drawn("beside", self.seed, vote_seed, system, prompt) * len(BESIDE_THE_POINT))
+            hint = f"{BESIDE_THE_POINT[beside]} {hint}"
         return f"The user {reaction.value}, and that could have been known.\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
 
     def _due(self, prompt: str, reaction: Reaction) -> Sequence[str]:
