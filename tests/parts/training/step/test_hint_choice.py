@@ -13,7 +13,7 @@ from clawstream.stream.topics import MEMORY
 from clawstream.training.base_folder import limits_of
 from clawstream.training.batches.planning import Batch
 from clawstream.training.batches.trainable import offers, with_offer
-from clawstream.training.checkpoints import latest
+from clawstream.training.checkpoints import Checkpoint, latest
 from clawstream.training.step.losses import (
     SUPPORT_CLIP_NATS,
     Objective,
@@ -146,6 +146,32 @@ def test_a_hint_that_the_model_cannot_read_is_not_taken(base: Path) -> None:
     plan = replace(plan, settings=with_settings(hint_choice="fall").model_dump_json().encode())
     [taken] = Stepper(base, limits_of(base)).choose(plan, (sample,), parent=None, recorded=False)
     assert taken.hint in {sample.hint, "other 0"}
+
+
+def test_policies_that_take_turns_choose_as_each_would_alone(base: Path, tmp_path: Path) -> None:
+    """Each has a version of its own, and the trainer goes from one to the other between choice and step."""
+    training = with_settings(hint_choice="overlap", gate=False, learning_rate=5e-3).model_dump_json().encode()
+    taught = {"ann": MIXED, "ben": [replace(one, reward=1, total_reward=1.0) for one in MIXED[::-1]]}
+
+    def plan(policy_id: str, samples: Sequence[SampleAssembled], version: int) -> BatchPlanned:
+        made = plan_of(Batch(samples=tuple(samples), offsets=()), version)
+        return replace(made, policy_id=policy_id, settings=training)
+
+    stepper, parents = Stepper(base, limits_of(base)), dict[str, Path]()
+    for name, samples in taught.items():
+        made = stepper.execute(
+            plan(name, samples, 1), tuple(samples), parent=None, versions=tmp_path / name, recorded=None
+        )
+        assert isinstance(made, Checkpoint)
+        parents[name] = made.path
+
+    def chosen(stepper: Stepper, name: str) -> list[str | None]:
+        found = stepper.choose(plan(name, MANY, 2), tuple(MANY), parent=parents[name], recorded=False)
+        return [sample.hint for sample in found]
+
+    alone = {name: chosen(Stepper(base, limits_of(base)), name) for name in taught}
+    assert alone["ann"] != alone["ben"]
+    assert [chosen(stepper, name) for name in ("ann", "ben", "ann")] == [alone[name] for name in ("ann", "ben", "ann")]
 
 
 @pytest.mark.parametrize("rule", ["fall", "overlap"])
