@@ -146,7 +146,7 @@ async def test_an_engine_that_hangs_in_its_turn_loses_it_and_takes_over_when_it_
 
 
 async def test_an_engine_that_loads_for_long_and_answers_meanwhile_keeps_its_turn(weights: Weights) -> None:
-    log, at_once, most = PolicyTopic(weights(1)), 0, 0
+    log, at_once, most, turn_s = PolicyTopic(weights(1)), 0, 0, 0.5
 
     class Loads(Watched):
         async def weight_version(self) -> str | None:
@@ -163,14 +163,15 @@ async def test_an_engine_that_loads_for_long_and_answers_meanwhile_keeps_its_tur
             at_once += 1
             most = max(most, at_once)
             self.asked.clear()
-            for _ in range(20):  # 20 questions are asked in two turns
+            over_s = asyncio.get_running_loop().time() + 2 * turn_s
+            while asyncio.get_running_loop().time() < over_s:
                 await self.asked.wait()
                 self.asked.clear()
             at_once -= 1
             await super().update_weights(path, version, flush_cache=flush_cache)
 
     loads = [Loads(f"http://{name}", "0", asyncio.Event()) for name in "ab"]
-    async with keeping(log, clients=loads, turn_s=0.05):
+    async with keeping(log, clients=loads, turn_s=turn_s):
         await log.until(lambda: len(log.active()) == 2)
     assert most == 1
 
