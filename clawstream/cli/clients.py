@@ -1,17 +1,19 @@
 """`clawstream keys`: who may ask the gateway. A key is shown once; the file keeps its hash.
 
-`clawstream feedback`: what a person says of a past answer, given by its id through the gateway's own endpoint.
+`clawstream feedback`: what a person says of past answers, given by their ids through the gateway's own endpoint.
 """
 
 import json
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from rich.console import Console
 from rich.table import Table
 
@@ -129,39 +131,107 @@ def _file(context: typer.Context) -> Path:
     return Context.of(context).settings().keys_file
 
 
+class _Said(BaseModel):
+    """What a person says of one answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    turn: str = Field(min_length=1)
+    score: float | None = Field(None, ge=-1, le=1)
+    hint: str | None = None
+    session: str | None = None
+
+    @model_validator(mode="after")
+    def _is_something(self) -> "_Said":
+        if self.score is None and self.hint is None:
+            raise ValueError("nothing is said of the answer: give a score, a hint, or both")
+        return self
+
+    @property
+    def body(self) -> dict[str, object]:
+        """The request to the gateway."""
+        named = {"response_id": self.turn, "score": self.score, "text": self.hint, "session_id": self.session}
+        return {name: value for name, value in named.items() if value is not None}
+
+
 def feedback(
     context: typer.Context,
-    turn: Annotated[str, typer.Argument(help="The answer: a turn_id, or the id that its client got.")],
+    turn: Annotated[
+        str | None, typer.Argument(help="The answer: a turn_id, or the id that its client got.", show_default=False)
+    ] = None,
     score: Annotated[float | None, typer.Option(min=-1, max=1, help="How good it was.")] = None,
     hint: Annotated[str | None, typer.Option(help="How it should have been, in your words.", metavar="WORDS")] = None,
     session: Annotated[str | None, typer.Option(help="Its session; needed where it is older than a day.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            help='In place of these: a line of JSON an answer, {"turn", "score", "hint", "session"}.', metavar="JSONL",
+            exists=True, dir_okay=False,
+        ),
+    ] = None,
     url: Annotated[str | None, typer.Option(help="Of the gateway; none: the one that runs here.")] = None,
     key: Annotated[str | None, typer.Option(help="Of `clawstream keys add`; none: as in the settings.")] = None,
     as_json: AsJson = False,
-) -> None:
-    """Say how good a past answer was, how it should have been, or both: it is learned from like any other feedback."""
+) -> None:  # fmt: skip
+    """Say how good past answers were, how they should have been, or both; it is learned from as all feedback is."""
     from clawstream.local.running import addresses_of
 
-    if score is None and hint is None:
-        raise ConfigError("nothing is said of the answer: give --score, --hint, or both. Nothing was recorded")
+    said = _said(turn, score, hint, session, file)
     settings = Context.of(context).settings()
     addresses = addresses_of(settings.data_dir) if url is None else None
     base_url = gateway_url(settings, url if addresses is None else addresses.gateway)
     own_key = settings.gateway.api_key
     shown_key = own_key.get_secret_value() if key is None and own_key is not None else key
-    said = {"score": score, "text": hint, "session_id": session}
-    body = {"response_id": turn} | {name: value for name, value in said.items() if value is not None}
-    given = _given(base_url, shown_key, body)
-    if as_json:
-        typer.echo(json.dumps(given))
-        return
-    what = "the words on" if score is None else "the score and the words on" if hint else "the score of"
-    typer.echo(f"recorded: {what} {turn}")
-    if hint is not None and not given["hint"]:
-        Console(stderr=True).print(
-            "the words are recorded, and teach nothing: a hint has more than ten characters, and no score above 0",
-            soft_wrap=True,
+    for number, one in enumerate(said, 1):
+        try:
+            given = _given(base_url, shown_key, one.body)
+        except (ConfigError, PartUnavailable) as error:
+            if file is None:
+                raise
+            raise type(error)(
+                f"{file}: the first {number - 1} of {len(said)} answers are recorded, the rest is not. Of {one.turn}: "
+                f"{error}. Mend that and give the file again: what is said twice counts once"
+            ) from error
+        if as_json:
+            typer.echo(json.dumps(given))
+            continue
+        what = "the words on" if one.score is None else "the score and the words on" if one.hint else "the score of"
+        typer.echo(f"recorded: {what} {one.turn}")
+        if one.hint is not None and not given["hint"]:
+            Console(stderr=True).print(
+                "the words are recorded, and teach nothing: a hint has more than ten characters, and no score above 0",
+                soft_wrap=True,
+            )
+
+
+def _said(
+    turn: str | None, score: float | None, hint: str | None, session: str | None, file: Path | None
+) -> list[_Said]:
+    """Return what the command line says, or the file, whose every line is read before any is sent."""
+    if (turn is None) == (file is None) or (file is not None and (score, hint, session) != (None, None, None)):
+        raise ConfigError(
+            "expected one answer's TURN with --score or --hint, or --file with a line an answer. Nothing was recorded"
         )
+    if turn is not None:
+        return [_read(lambda: _Said(turn=turn, score=score, hint=hint, session=session), "")]
+    assert file is not None
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: {error}, expected JSON lines in UTF-8. Nothing was recorded") from error
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise ConfigError(f"{file}: no line in it, expected one an answer. Nothing was recorded")
+    return [_read(partial(_Said.model_validate_json, line), f"{file}, line {n}: ") for n, line in lines]
+
+
+def _read(parse: Callable[[], _Said], where: str) -> _Said:
+    try:
+        return parse()
+    except ValidationError as error:
+        found = (": ".join([*map(str, one["loc"]), one["msg"]]) for one in error.errors())
+        why = "; ".join(found).removeprefix("Value error, ")
+        raise ConfigError(f"{where}{why}. Nothing was recorded") from error
 
 
 def _given(base_url: str, key: str | None, body: Mapping[str, object]) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,46 @@ async def test_a_past_answer_is_annotated_from_a_shell(gateway: RunningGateway, 
         assert isinstance(refused.exception, OperatorError)
         assert words in str(refused.exception)
     assert len(await given(gateway)) == 4
+
+
+async def test_a_whole_conversation_is_annotated_by_a_file_or_nothing_of_it(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
+    turns = [(await gateway.chat()).body["id"].removeprefix("chatcmpl-") for _ in range(2)]
+    settings, notes = tmp_path / "clawstream.toml", tmp_path / "notes.jsonl"
+    settings.write_text(f'data_dir = "{tmp_path}"\n')
+
+    async def said(*lines: str, options: Sequence[str] = ()) -> Result:
+        notes.write_text("\n".join(lines))
+        argv = ["-c", str(settings), "feedback", "--file", str(notes), "--url", gateway.url, *options]
+        return await asyncio.to_thread(CliRunner().invoke, app, argv)
+
+    first = json.dumps({"turn": turns[0], "score": -1, "hint": "Show the steps."})
+    second = json.dumps({"turn": turns[1], "score": 0.5})
+    for wrong, words in (
+        (await said(first, '{"turn": "x", "score": 2}'), "line 2: score: Input should be less than or equal to 1"),
+        (await said(first, '{"turn": "x", "score": 1, "note": "?"}'), "line 2: note: Extra inputs are not permitted"),
+        (await said(first, json.dumps({"turn": turns[1]})), "line 2: nothing is said of the answer"),
+        (await said(first, options=["--score", "1"]), "expected one answer's TURN"),
+    ):
+        assert isinstance(wrong.exception, OperatorError)
+        assert words in str(wrong.exception)
+        assert "Nothing was recorded" in str(wrong.exception)
+    assert await given(gateway) == []
+    done = await said(first, second)
+    assert done.stdout == f"recorded: the score and the words on {turns[0]}\nrecorded: the score of {turns[1]}\n"
+    recorded = {(one.turn_id, one.score, one.text) for one in await given(gateway)}
+    assert recorded == {(turns[0], -1.0, "Show the steps."), (turns[1], 0.5, None)}
+    half = await said(second, json.dumps({"turn": UNKNOWN, "score": 1}))
+    assert f"the first 1 of 2 answers are recorded, the rest is not. Of {UNKNOWN}" in str(half.exception)
+    from_an_editor = await said("\ufeff" + first, "", "\u2028".join(['{"turn": "' + turns[1], '", "score": 1}']), "")
+    assert "Name the session with --session" in str(from_an_editor.exception)  # every line was read
+    for content, words in ((b"\n \n", "no line in it"), (b'{"turn": "\xff"}', "expected JSON lines in UTF-8")):
+        notes.write_bytes(content)
+        unread = await asyncio.to_thread(
+            CliRunner().invoke, app, ["-c", str(settings), "feedback", "--file", str(notes), "--url", gateway.url]
+        )
+        assert words in str(unread.exception)
 
 
 async def test_a_shell_shows_its_key(tokenizer_folder: Path, tmp_path: Path) -> None:
