@@ -172,8 +172,8 @@ def learn(
         typer.Option(help="Share of the judge's hints that say more than what is wanted.", min=0, max=1),
     ] = 0.0,
     adapters: Annotated[
-        Literal["shared", "by_key"],
-        typer.Option(help="Whether people share an adapter, or have API keys and one each (with corrections)."),
+        Literal["shared", "keyed", "by_key"],
+        typer.Option(help="keyed: people share an adapter, by API keys; by_key: they have one each (corrections)."),
     ] = "shared",
     at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,

@@ -54,7 +54,7 @@ async def run_cell(order: Order, folder: Path) -> CellOutcome:
         flip_after=cell.flip_after,
         votes_together=cell.votes_together,
         wordy_hints=cell.wordy_hints,
-        by_key=cell.by_key,
+        adapters=cell.adapters,
         base=order.base,
         cache_dir=order.cache_dir,
         folder=folder,

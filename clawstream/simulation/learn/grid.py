@@ -49,7 +49,7 @@ class Cell:
     teacher: str = USUAL_TEACHER  # by training.teacher's names, or what is usual; of no effect where no hint teaches
     flip_after: int | None = None  # updates: then each person wants what another wanted
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
-    adapters: str = "shared"  # by policy.adapters' names
+    adapters: str = "shared"  # "keyed": shared by people with API keys of their own; "by_key": each key has its own
     hint_choice: str = USUAL_CHOICE  # by training.hint_choice's names
     wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
 
@@ -62,7 +62,7 @@ class Cell:
         control = () if self.control is None else (self.control.value,)
         teacher = () if self.teacher == USUAL_TEACHER else (self.teacher,)
         choice = () if self.hint_choice == USUAL_CHOICE else (self.hint_choice,)
-        adapters = ("by_key",) if self.by_key else ()
+        adapters = () if self.adapters == "shared" else (self.adapters,)
         return "-".join(
             (self.scenario, self.base, self.method, *teacher, *choice, *adapters, *control, f"seed{self.seed}", digest)
         )
@@ -72,11 +72,12 @@ class Cell:
         """The unit compared over seeds: the method, and what is not usual of teacher, choice of hints and adapters."""
         teacher = "" if self.teacher == USUAL_TEACHER else f", {self.teacher} teacher"
         choice = "" if self.hint_choice == USUAL_CHOICE else f", hints by {self.hint_choice}"
-        return f"{self.method}{teacher}{choice}{', an adapter a person' if self.by_key else ''}"
+        adapters = {"shared": "", "keyed": ", API keys", "by_key": ", an adapter a person"}[self.adapters]
+        return f"{self.method}{teacher}{choice}{adapters}"
 
     @property
     def by_key(self) -> bool:
-        """Whether each person has an API key, and so an adapter, of their own."""
+        """Whether each person has an adapter of their own."""
         return self.adapters == "by_key"
 
     @property

@@ -1,8 +1,7 @@
 """One run: the whole of clawstream on one machine, with simulated people, until the policy has made its updates.
 
 All but the people, their judge and the policy they talk to is the product itself, over HTTP through the real gateway.
-Where scores are taken on the way, problems are asked as side turns while the students are quiet, so that one version
-answers all.
+Scores on the way are of side turns while the students are quiet, so that one version answers all.
 """
 
 import asyncio
@@ -89,7 +88,7 @@ class Plan:
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
     wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
-    by_key: bool = False  # each person has an API key, and so an adapter, of their own
+    adapters: str = "shared"  # "keyed": by people with API keys of their own; "by_key": each key has its own
     own: Settings | None = None  # a person's settings, which name policy, engines, judge and trainer; None: simulated
 
     @property
@@ -176,7 +175,8 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
     async with contextlib.AsyncExitStack() as stack:
         judge_port = stack.enter_context(reserved())
         settings = _settings(plan, judge_port)
-        api_keys = keys_for(plan.people.scenario, settings.keys_file, plan.folder) if plan.by_key else None
+        scenario, keyed = plan.people.scenario, plan.adapters != "shared"
+        api_keys = keys_for(scenario, settings.keys_file, plan.folder) if keyed else None
         watch = Watch(refreshes=settings.training.refreshes)
         tell(RunProgress(phase="starting the parts"))
         if plan.own is not None:
@@ -346,7 +346,7 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             model_path=json.dumps(str(plan.base.absolute())),
             cache_dir=json.dumps(str(plan.cache_dir.absolute())),
             policy_id=json.dumps(plan.folder.name),
-            adapters="by_key" if plan.by_key else "shared",
+            adapters="by_key" if plan.adapters == "by_key" else "shared",
             temperature=plan.temperature,
             judge_port=judge_port,
             method="stepwise" if by_steps else plan.method,
