@@ -92,7 +92,7 @@ def memory_of(policy_id: str, said: "Iterable[PolicyEvent]", taken: "Iterable[Po
             memory.learn(event)
     for event in taken:
         if event.policy_id == policy_id and isinstance(event, StepTaken):
-            memory.note(event.rehearsed)
+            memory.note(event)
     return memory
 
 

@@ -75,6 +75,8 @@ from clawstream.events.memory import HintHeld, HintRetired, RehearsalAsked, Reti
 from clawstream.events.policy import (
     BaseNamed,
     BatchPlanned,
+    FollowedHint,
+    KeptHint,
     PlannedTurn,
     PolicyActivated,
     PolicyPublished,

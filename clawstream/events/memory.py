@@ -12,6 +12,7 @@ class Retired(StrEnum):
     """Why a hint is not rehearsed any more."""
 
     ASKED = "asked"  # a person said so
+    CONTRADICTED = "contradicted"  # its person rejected answers that followed it, several in a row
     CROWDED_OUT = "crowded_out"  # the memory was full, and of all its hints this one was longest not heard
 
 

@@ -78,6 +78,24 @@ class Rehearsed:
 
     hint_id: str
     open_nats: float | None  # a token: the answer's log-prob by the policy less the teacher's; None: not known
+    gain_nats: float | None = None  # the answer's log-prob by the base with the hint less without; None: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedHint:
+    """A held hint, and an answer of a batch that followed it although nobody said it of that answer."""
+
+    hint_id: str
+    gain_nats: float  # the answer's log-prob by the base with the hint less without
+    accepted: bool  # its person took it well; False: they rejected it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptHint:
+    """A held hint that was not in the batch, and how likely the version still finds an answer that followed it."""
+
+    hint_id: str
+    lost_nats: float  # a token: the answer's log-prob when it was written less the one by this version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +123,8 @@ class StepTaken(_VersionEvent):
     mean_response_tokens: float | None = None  # of the answers trained on
     weights_changed_share: float | None = None  # of the published weights; None: no optimizer step was taken
     rehearsed: tuple[Rehearsed, ...] = ()  # the held hints in the batch, one for each answer to one
+    followed: tuple[FollowedHint, ...] = ()  # found among the answers that the memory had tried
+    kept: tuple[KeptHint, ...] = ()  # of the held hints that the gate looked at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from clawstream.config import WeightsSettings
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.events import BatchPlanned, PlannedTurn, Rehearsed, StepTaken, TopicOffset
+from clawstream.events import BatchPlanned, FollowedHint, KeptHint, PlannedTurn, Rehearsed, StepTaken, TopicOffset
 from clawstream.inference.http_borders import guard_origin
 from clawstream.inference.model_folder import (
     ADAPTER_CONFIG,
@@ -173,10 +173,15 @@ def _checkpoint(folder: Path, body: dict[str, Any], sha256: str) -> Checkpoint:
     return Checkpoint(
         path=folder,
         plan=BatchPlanned(**plan | parts),
-        step=StepTaken(**body["step"] | {"rehearsed": tuple(Rehearsed(**one) for one in body["step"]["rehearsed"])}),
+        step=StepTaken(**body["step"] | _hints_of(body["step"])),
         files=tuple(File(**file) for file in body["files"]),
         manifest_sha256=sha256,
     )
+
+
+def _hints_of(step: dict[str, Any]) -> dict[str, Any]:
+    kinds = (("rehearsed", Rehearsed), ("followed", FollowedHint), ("kept", KeptHint))
+    return {name: tuple(kind(**one) for one in step.get(name, ())) for name, kind in kinds}
 
 
 def _verify(folder: Path, file: File, *, contents: bool) -> None:

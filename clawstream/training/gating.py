@@ -7,7 +7,7 @@ all write the same answers: the leading process draws each token. B rows, L toke
 all tokens so far, V the vocabulary, N heads, D their width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite, isnan
@@ -21,7 +21,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, StepRefused, TrainingDiverged
-from clawstream.events import SampleAssembled
+from clawstream.events import KeptHint, SampleAssembled
 from clawstream.training.model import Model
 from clawstream.training.publishing import (
     ANSWERED,
@@ -32,6 +32,7 @@ from clawstream.training.publishing import (
     AnswerLikelihood,
     Canary,
     GateMemory,
+    HeldAnswer,
     Way,
     WrittenAnswer,
     astray,
@@ -186,9 +187,10 @@ class Gate:
 
     def __init__(
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
-        scored: Scored, mine: Sequence[int], num_rejected: int,
+        scored: Scored, mine: Sequence[int], num_rejected: int, held: Collection[str] = (), version: int = 0,
     ) -> None:  # fmt: skip
-        """Measure the policy before its step; `scored` holds this process' samples, whose indices are `mine`.
+        """Measure the policy before the step that makes `version`; `scored` holds this process' samples, whose indices
+        are `mine`. Of the hints that are `held` some are looked at.
 
         Raises StepRefused if the rewards teach nothing. A person is told of such rejections. After `REJECTED_IN_A_ROW`
         rejections a judge that still says yes to everything is accepted as it is.
@@ -203,7 +205,8 @@ class Gate:
         wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
         self._chosen = _telling(samples, wanted, RECENT)
         chosen = [samples[index] for index in self._chosen]
-        measured: list[SampleAssembled | Canary] = [*chosen, *memory.canaries]
+        self._kept = memory.to_look_at(held, samples, version=version)
+        measured: list[SampleAssembled | Canary | HeldAnswer] = [*chosen, *memory.canaries, *self._kept]
         self._suffixes = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in measured]
         self._stopped = [*map(stopped, chosen), *(c.stopped for c in memory.canaries)]
         self._before = self._measured(self._suffixes)
@@ -228,18 +231,21 @@ class Gate:
         with self._model.holding(ahead):
             self._ahead = self._measured(self._suffixes[: len(self._chosen)])
 
-    def let_out(self, *, version: int, seed: int) -> None:
-        """Return only if the policy may be published as it is now; else raise StepRefused."""
-        after = self._measured(self._suffixes)
-        refusal = harm(self._before, after, kl_nats=KL_NATS)
-        refusal = refusal or astray(self._before, after, self._ahead, self._wanted)
-        if refusal is None and not (is_near(self._before, after) and version % WRITES_EVERY):
+    def let_out(self, *, version: int, seed: int) -> tuple[KeptHint, ...]:
+        """Return what is kept of held hints, if the policy may be published as it is now; else raise StepRefused."""
+        num = len(self._suffixes) - len(self._kept)
+        both = self._measured(self._suffixes)
+        before, after = self._before[:num], both[:num]
+        refusal = harm(before, after, kl_nats=KL_NATS)
+        refusal = refusal or astray(before, after, self._ahead, self._wanted)
+        if refusal is None and not (is_near(before, after) and version % WRITES_EVERY):
             refusal = self._misspoken(seed)
         if refusal is not None:
             raise StepRefused(refusal)
+        return tuple(kept for one, now in zip(self._kept, both[num:], strict=True) if (kept := one.kept(now)))
 
     def _misspoken(self, seed: int) -> str | None:
-        asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._suffixes))]
+        asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._stopped))]
         answers = write(
             self._model, [self._suffixes[place] for place in asked], limit_tokens=WRITTEN_TOKENS, seed=seed,
             budget_tokens=self._settings.micro_batch_tokens,

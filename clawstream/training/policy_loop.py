@@ -30,6 +30,7 @@ from clawstream.stream import topics
 from clawstream.stream.log import Log, of_policy
 from clawstream.stream.stage import now_ms
 from clawstream.training.batches.following import Following, Retraining, first_publication, policies_of
+from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, gone, rejection
 from clawstream.training.batches.quarantine import TrainingQuarantine
@@ -214,7 +215,8 @@ class PolicyLoop:
     def _plan(self, batch: Batch) -> BatchPlanned:
         training = self._settings.training
         if batch.samples and all(sample.hint_id is not None for sample in batch.samples):  # of merged hints
-            training = training.model_copy(update={"cadence": "correction", "epochs": CORRECTION_EPOCHS})
+            correcting = {"cadence": "correction", "epochs": CORRECTION_EPOCHS, "hint_choice": "longest"}
+            training = training.model_copy(update=correcting)
         return BatchPlanned(
             policy_id=self.policy_id,
             policy_version=self._decided + 1,
@@ -270,7 +272,8 @@ class PolicyLoop:
         rejected = frozenset(self._progress.rejected)
         execute = partial(
             self._parts.stepper.execute, plan, samples, parent=parent, versions=self._settings.checkpoints_dir,
-            recorded=recorded, rejected=rejected,
+            recorded=recorded, rejected=rejected, trials=self._trials(samples, recorded),
+            held=self.rehearsing.held if self.samples.is_live else frozenset(),
         )  # fmt: skip
         outcome = await asyncio.get_running_loop().run_in_executor(self._parts.thread, execute)
         if isinstance(outcome, StepRejected):
@@ -289,6 +292,9 @@ class PolicyLoop:
         needed = self._progress.needed(self.samples.rollbacks, checkpoint.version) | pinned(self.samples.pins)
         needed |= self.lent
         prune(self._settings.checkpoints_dir, keep=self._settings.training.keep_checkpoints, needed=needed)
+
+    def _trials(self, samples: Sequence[SampleAssembled], recorded: StepTaken | None) -> list[Trial]:
+        return self.rehearsing.to_try(samples) if recorded is None and self.samples.is_live else []
 
     async def _rehearse(self, plan: BatchPlanned, step: StepTaken | None) -> None:
         """Ask for the rehearsals of the next batch; engines serve only the policy of the live samples."""

@@ -6,7 +6,7 @@ are the step's own and the canaries, the first that the policy was trained on. A
 them: it asks in side turns, which give no samples.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from math import comb, exp, isfinite, prod, sqrt
@@ -14,13 +14,16 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from clawstream.conversation.messages import loops
-from clawstream.events import SampleAssembled
+from clawstream.events import KeptHint, Rehearsed, SampleAssembled
+from clawstream.training.batches.memory import OPEN_NATS
 
 CANARIES = 4
 RECENT = 8  # answers of the step's own samples that are measured before and after it
 ANSWERED = 4  # of these prompts are answered again by the policy after the step, as are the canaries' prompts
 WRITTEN_TOKENS = 128  # the longest that such an answer may get
 BRIEF_TOKENS = WRITTEN_TOKENS // 2  # if people's answer was no longer, an answer that does not end is bad
+HELD_ANSWERS = 64  # each of another hint, the newest
+LOOKED_AT = 8  # of them, before a version is published
 KL_NATS = 0.1  # a token; none of 100 healthy steps of the demo's policy was rejected for it
 ENTROPY_FACTOR = 4.0  # a step may not make a policy surer, or less sure, by this factor
 ENTROPY_NATS = 0.1  # a smaller change of entropy is harmless, whatever the factor
@@ -49,6 +52,22 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeldAnswer:
+    """The newest answer that followed a held hint without seeing it."""
+
+    hint_id: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    temperature: float
+    logp_nats: float  # a token, when it was written
+
+    def kept(self, now: "AnswerLikelihood") -> KeptHint | None:
+        """Return what is kept of the hint; None: the answer has no finite log-prob."""
+        lost_nats = self.logp_nats - fmean(now.logps)
+        return KeptHint(hint_id=self.hint_id, lost_nats=lost_nats) if isfinite(lost_nats) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedReward:
     """The judge's part of a reward; people's feedback is left out, since it is unasked and can't be one-sided."""
 
@@ -61,27 +80,42 @@ class GateMemory:
     """What the gate remembers from version to version; it is kept in the checkpoint, so a rollback restores it."""
 
     canaries: tuple[Canary, ...] = ()
+    held: tuple[HeldAnswer, ...] = ()  # of different hints, the newest last
     verdicts: tuple[JudgedReward, ...] = ()  # the latest ones, the newest last
     as_it_is: bool = False  # the judge says yes to everything, a person was told, and it is accepted as it is
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "GateMemory":
         """Return the memory that a checkpoint's plain values describe."""
-        parts = ("prompt_ids", "response_ids")
-        canaries = [Canary(**c | {name: tuple(c[name]) for name in parts}) for c in plain["canaries"]]
+        canaries = [Canary(**_with_tuples(one)) for one in plain["canaries"]]
+        held = [HeldAnswer(**_with_tuples(one)) for one in plain.get("held", ())]
         verdicts = [JudgedReward(good=good, hinted=hinted) for good, hinted in plain["verdicts"]]
-        return cls(canaries=tuple(canaries), verdicts=tuple(verdicts), as_it_is=plain["as_it_is"])
+        return cls(canaries=tuple(canaries), held=tuple(held), verdicts=tuple(verdicts), as_it_is=plain["as_it_is"])
 
     def plain(self) -> dict[str, Any]:
         """Return the plain values that `of` takes."""
         return {
             "canaries": [asdict(canary) for canary in self.canaries],
+            "held": [asdict(answer) for answer in self.held],
             "verdicts": [(verdict.good, verdict.hinted) for verdict in self.verdicts],
             "as_it_is": self.as_it_is,
         }
 
-    def after(self, samples: Sequence[SampleAssembled], *, as_it_is: bool = False) -> "GateMemory":
-        """Return the memory after a step on these samples was kept.
+    def to_look_at(
+        self, held: Collection[str], samples: Sequence[SampleAssembled], *, version: int
+    ) -> tuple[HeldAnswer, ...]:
+        """Return `LOOKED_AT` answers of hints that are still held and not in the batch, others for each version."""
+        here = {sample.hint_id for sample in samples}
+        others = sorted(
+            (one for one in self.held if one.hint_id in held and one.hint_id not in here), key=lambda one: one.hint_id
+        )
+        first = version * LOOKED_AT % max(1, len(others))
+        return tuple([*others[first:], *others[:first]][:LOOKED_AT])
+
+    def after(
+        self, samples: Sequence[SampleAssembled], rehearsed: Sequence[Rehearsed] = (), *, as_it_is: bool = False
+    ) -> "GateMemory":
+        """Return the memory after a step on these samples, of which some `rehearsed` hints, was kept.
 
         A judge that was accepted `as_it_is` for this step stays accepted until it says no once.
         """
@@ -92,8 +126,15 @@ class GateMemory:
         ]
         canaries = (*self.canaries, *first)[:CANARIES]
         here = _verdicts(samples)
+        rehearsals = [sample for sample in samples if sample.hint_id is not None]
+        answers = {one.hint_id: one for one in self.held}
+        for sample, found in zip(rehearsals, rehearsed, strict=bool(rehearsed)):
+            if (new := _held_answer(sample, found)) is not None:
+                answers.pop(new.hint_id, None)
+                answers[new.hint_id] = new
         return GateMemory(
             canaries=canaries,
+            held=tuple(answers.values())[-HELD_ANSWERS:],
             verdicts=(*self.verdicts, *here)[-ALIKE_REWARDS:],
             as_it_is=(self.as_it_is or as_it_is) and all(verdict.good for verdict in here),
         )
@@ -122,6 +163,21 @@ class WrittenAnswer:
 def stopped(sample: SampleAssembled) -> bool:
     """Return whether the client's request may have ended the answer, so that its own end is not known."""
     return bool(sample.sampling.stop or sample.sampling.shaping)
+
+
+def _held_answer(sample: SampleAssembled, found: Rehearsed) -> HeldAnswer | None:
+    """Return the answer if it followed the hint that it rehearses, and each of its tokens has a log-prob."""
+    logps = [logp for logp in sample.response_logprobs if logp is not None]
+    if found.open_nats is None or found.open_nats > OPEN_NATS or len(logps) < len(sample.response_ids):
+        return None
+    return HeldAnswer(
+        hint_id=found.hint_id, prompt_ids=sample.prompt_ids, response_ids=sample.response_ids,
+        temperature=sample.temperature, logp_nats=fmean(logps),
+    )  # fmt: skip
+
+
+def _with_tuples(answer: Mapping[str, Any]) -> dict[str, Any]:
+    return {**answer, "prompt_ids": tuple(answer["prompt_ids"]), "response_ids": tuple(answer["response_ids"])}
 
 
 def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | None:

@@ -6,6 +6,7 @@ once, the answers to a new hint's prompts are asked for before its step. A resta
 more hints are held by then.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 
 from clawstream.config import Settings
@@ -14,7 +15,9 @@ from clawstream.stream import topics
 from clawstream.stream.log import Log, of_policy
 from clawstream.stream.stage import now_ms
 from clawstream.training.batches.choosing import ANSWERED_WITHIN_MS, CORRECTION_ANSWERS, Merging, rehearsals_beside
-from clawstream.training.batches.memory import HintMemory
+from clawstream.training.batches.memory import HintMemory, Trial
+
+log = logging.getLogger(__name__)
 
 
 class Rehearsing:
@@ -41,7 +44,7 @@ class Rehearsing:
                 if isinstance(event, HintHeld | HintRetired):
                     self._memory.learn(event)
         for step in steps:
-            self._memory.note(step.rehearsed, read_of=step.policy_version)
+            self._memory.note(step, was_read=True)
 
     @property
     def due_ms(self) -> int | None:
@@ -77,6 +80,15 @@ class Rehearsing:
         for event in events:
             self._memory.learn(event)
 
+    def to_try(self, samples: Sequence[SampleAssembled]) -> list[Trial]:
+        """Return which held hints the batch's answers are to be tried against."""
+        return self._memory.to_try(samples) if self._holds else []
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The ids of the held hints."""
+        return frozenset(one.hint_id for one in self._memory.held)
+
     async def correct(self, corrections: Sequence[SampleAssembled]) -> None:
         """Ask for answers to the prompts of these corrections."""
         asks = [ask for one in corrections for ask in self._memory.to_correct(one, CORRECTION_ANSWERS, now_ms=now_ms())]
@@ -84,9 +96,15 @@ class Rehearsing:
             await self._log.append(asks)
 
     async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
-        """Ask for the next batch's rehearsals after the plan's step; None: the step was rejected."""
+        """Retire what was contradicted, and ask for the next batch's rehearsals; None: the plan's step was rejected."""
         if step is not None:
-            self._memory.note(step.rehearsed)
+            self._memory.note(step)
+        retired = self._memory.to_retire(self._policy_id, now_ms=now_ms()) if self._holds else []
+        if retired:
+            await self._log.append(retired)
+        for event in retired:
+            self._memory.learn(event)
+            log.info("hint_retired policy=%s hint=%s reason=%s", self._policy_id, event.hint_id, event.reason)
         asks = self._memory.to_ask(self._num_asked, version=plan.policy_version, now_ms=now_ms())
         if asks:
             await self._log.append(asks)

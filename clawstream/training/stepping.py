@@ -17,6 +17,7 @@ from clawstream.errors import StepRefused
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import refuse_quantized, threads_for
+from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.progress import rejection, step_taken
 from clawstream.training.batches.trainable import ModelLimits, flaw, with_offer
 from clawstream.training.checkpoints import Checkpoint, write
@@ -47,13 +48,15 @@ class Stepper:
 
     def execute(
         self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], *, parent: Path | None, versions: Path,
-        recorded: StepTaken | None, rejected: Collection[int] = (),
+        recorded: StepTaken | None, rejected: Collection[int] = (), trials: Sequence[Trial] = (),
+        held: Collection[str] = (),
     ) -> Checkpoint | StepRejected:  # fmt: skip
         """Take the plan's step on these samples and return its checkpoint, whole in `versions`; or why there is none.
 
         Only plans by older releases name samples that no step can be taken on; these are left out. `parent` is the
         verified folder of the parent version; None: the parent is the base. `recorded` is the step as it stands on the
-        log, `rejected` the earlier versions that were never published.
+        log, `rejected` the earlier versions that were never published. `trials` and the hints that are `held` are what
+        the memory asks of a new step.
         """
         started_s = time.perf_counter()
         settings = self._settings_of(plan, recorded=recorded is not None)
@@ -64,6 +67,8 @@ class Stepper:
             update = trainer.update(
                 usable, version=plan.policy_version, seed=plan.seed, gated=settings.gate and recorded is None,
                 num_rejected=plan.policy_version - plan.parent_version - 1, advantages=_advantages(plan, usable),
+                trials=[trial for trial in trials if trial.sample_id in {sample.sample_id for sample in usable}],
+                held=held,
             )  # fmt: skip
         except StepRefused as why:
             self._trainer = (settings, None, trainer)

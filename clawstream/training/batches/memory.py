@@ -1,15 +1,13 @@
 """The hint memory: which hints a policy holds on to, and which of them to rehearse next. Pure.
 
 A hint is held from the batch that is first trained on it. Equal hints under one key are one hint, which is rehearsed on
-some prompts that it was said of; a new prompt replaces the one that was asked longest ago. Hints and prompts are
-bounded. How far a policy is from following a hint is known from the hint's last rehearsal alone, so most rehearsals are
-of hints that had none for long.
+some prompts that it was said of; a new prompt replaces the one asked longest ago. Hints and prompts are bounded. Most
+rehearsals are of hints that had none for long, as only a rehearsal shows how far a policy is from following a hint.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
-from math import inf
 from operator import itemgetter
 from typing import TypeVar
 
@@ -18,15 +16,16 @@ from clawstream.events import (
     HintHeld,
     HintRetired,
     RehearsalAsked,
-    Rehearsed,
     Retired,
     SampleAssembled,
+    StepTaken,
     TokenIds,
     hint_id_of,
     words_of,
 )
 from clawstream.events.base import derived_id
 from clawstream.training.batches.choosing import CORRECTION_ANSWERS
+from clawstream.training.batches.trainable import num_alike, with_hint
 
 MAX_HINTS = 256
 PROMPTS_A_HINT = 8
@@ -34,6 +33,9 @@ OPEN_NATS = 0.05  # a token: an answer that does not follow its hint is some .2 
 TRIED_PROMPTS = 64  # the newest of a key, for a correction
 REMEMBERED = 4096  # samples: those of the plan that a restart takes again are among the newest
 MERGED_STEPS = 6  # that are taken at most, one after the other, on a merged hint that is still open
+CONTRADICTED_AFTER = 4  # answers that followed a hint and that its person rejected, none accepted since
+TELLING_NATS = 1.0  # what answers that follow a hint have to gain by it; else the base does without what the hint asks
+TRIALS_A_SAMPLE = 2  # held hints that an answer is tried against
 LONGEST_AGO_FIRST = 2  # hints that were not rehearsed for longest, for each most open one: their loss is not measured
 T = TypeVar("T")
 
@@ -51,6 +53,20 @@ class HeldHint:
     open_nats: float | None  # at its last rehearsal: how far the policy was from following it; None: not known
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A sample's prompt with a held hint that nobody said of its answer: did the answer follow the hint?
+
+    It did if it gains half of what answers that rehearsed the hint, and followed it, gained.
+    """
+
+    hint_id: str
+    sample_id: str
+    hinted_prompt_ids: TokenIds
+    accepted: bool  # its person took the answer well
+    least_gain_nats: float
+
+
 @dataclass(slots=True)
 class _Hint:
     """A held hint, and its prompts, the one that was rehearsed longest ago first."""
@@ -61,6 +77,9 @@ class _Hint:
     since_round: int  # in which it was said or asked for last
     open_nats: float | None = None  # at its last rehearsal; None: it had none that was measured
     steps_left: int = 0  # that may still be taken on it alone, while it is open: it is merged
+    gain_nats: float | None = None  # of answers that rehearsed and followed it, the newest count most; None: unknown
+    num_rejected: int = 0  # answers that followed it and were rejected, since one was accepted
+    tried_at: int = 0  # its place among the trials of its key's hints; 0: it had none
 
     @property
     def is_open(self) -> bool:
@@ -86,27 +105,73 @@ class HintMemory:
             _remember(self._said, (event.hint_id, event.turn_id))
             hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, event, [], self._round)
             hint.said = event
-            hint.since_round = self._round
+            hint.since_round, hint.num_rejected = self._round, 0
             hint.steps_left = MERGED_STEPS if event.merged else hint.steps_left
             others = [one for one in hint.prompts if one.turn_id != event.turn_id]
             hint.prompts = [*others, event][-PROMPTS_A_HINT:]
             self._hints[event.hint_id] = hint
 
-    def note(self, rehearsed: Iterable[Rehearsed], *, read_of: int | None = None) -> None:
-        """Take in how open the hints were that a step rehearsed; of several answers to a hint the most open counts.
+    def note(self, step: StepTaken, *, was_read: bool = False) -> None:
+        """Take in what a step found: how open the hints were that it rehearsed, which others were lost, and which
+        answers followed a hint and how these were taken. Of several answers to a hint the most open counts.
 
-        `read_of` is the version that the step made, where the step was read from the log: a hint that was merged before
-        has a step less left then.
+        Where the step `was_read` from the log, a hint that was merged before has a step less left.
         """
         found: dict[str, float] = {}
-        for one in rehearsed:
+        for one in step.rehearsed:
             if one.open_nats is not None:
                 found[one.hint_id] = max(one.open_nats, found.get(one.hint_id, one.open_nats))
+                hint = self._hints.get(one.hint_id)
+                if hint is not None and one.gain_nats is not None and one.open_nats <= OPEN_NATS:
+                    before = one.gain_nats if hint.gain_nats is None else hint.gain_nats
+                    hint.gain_nats = (before + one.gain_nats) / 2
         for hint_id, open_nats in found.items():
             if (hint := self._hints.get(hint_id)) is not None:
                 hint.open_nats = open_nats
-                if read_of is not None and hint.steps_left and read_of > hint.said.policy_version:
+                if was_read and hint.steps_left and step.policy_version > hint.said.policy_version:
                     hint.steps_left -= 1
+        for kept in step.kept:
+            if kept.lost_nats > OPEN_NATS and (hint := self._hints.get(kept.hint_id)) is not None:
+                hint.open_nats = kept.lost_nats
+        for followed in step.followed:
+            hint = self._hints.get(followed.hint_id)
+            if hint is not None and step.policy_version > hint.said.policy_version:  # else it was said again since
+                hint.num_rejected = 0 if followed.accepted else hint.num_rejected + 1
+
+    def to_try(self, samples: Iterable[SampleAssembled]) -> list[Trial]:
+        """Return which answers that their person took well, or rejected, are to be tried against which of their hints.
+
+        The hints of an API key take turns, and one comes the sooner, the more answers were rejected that followed it.
+        Without a key nobody knows whose hint an answer was to follow. What tools or limits did is nobody's word.
+        """
+        trials: list[Trial] = []
+        for sample in samples:
+            is_told = sample.hint_id is None and sample.refreshed_id is None and sample.sampling.of_the_policy
+            taken = sample.reward if sample.person_reward is None else sample.person_reward
+            if sample.key_name is None or not is_told or not taken or sample.cut or sample.calls_tools:
+                continue
+            others = [
+                (hint.tried_at - len(self._hints) * hint.num_rejected / CONTRADICTED_AFTER, hint, hint.gain_nats)
+                for hint_id, hint in self._hints.items()
+                if hint.said.key_name == sample.key_name and (hint_id, sample.turn_id) not in self._said
+                if hint.gain_nats is not None and hint.gain_nats >= TELLING_NATS
+            ]
+            for _, hint, gain_nats in sorted(others, key=itemgetter(0))[:TRIALS_A_SAMPLE]:
+                hint.tried_at = 1 + max(other.tried_at for _, other, _ in others)
+                ids = with_hint(hint.said.prompt_ids, hint.said.hinted_prompt_ids, sample.prompt_ids)
+                if ids is not None:
+                    trials.append(
+                        Trial(
+                            hint_id=hint.said.hint_id, sample_id=sample.sample_id, hinted_prompt_ids=ids,
+                            accepted=taken > 0, least_gain_nats=gain_nats / 2,
+                        )
+                    )  # fmt: skip
+        return trials
+
+    def to_retire(self, policy_id: str, *, now_ms: int) -> list[HintRetired]:
+        """Return the events of the hints that their person contradicted."""
+        contradicted = [name for name, hint in self._hints.items() if hint.num_rejected >= CONTRADICTED_AFTER]
+        return _retired(policy_id, contradicted, Retired.CONTRADICTED, now_ms)
 
     def to_hold(
         self, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, now_ms: int
@@ -123,18 +188,13 @@ class HintMemory:
         new = {event.hint_id for event in held}
         others = [hint_id for hint_id in self._hints if hint_id not in new]
         num_over = max(0, len(others) + len(new) - self.max_hints)
-        retired = [
-            HintRetired(policy_id=plan.policy_id, hint_id=hint_id, reason=Retired.CROWDED_OUT, retired_at_ms=now_ms)
-            for hint_id in others[:num_over]
-        ]
-        return [*retired, *held]
+        return [*_retired(plan.policy_id, others[:num_over], Retired.CROWDED_OUT, now_ms), *held]
 
     def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
         """Return prompts to rehearse after `version` was planned: `count`, and more while hints are open.
 
         They are of the hints that were said or rehearsed longest ago, and of those that are most open; of each key one
-        before a second of any. Then there is one more for each open hint, up to `count` more. Each call is a round, and
-        it is noted which prompts were asked in it.
+        before a second of any. Then there is one more for each open hint, up to `count` more. Each call is a round.
         """
         self._round += 1
         asked: dict[str, RehearsalAsked] = {}
@@ -219,7 +279,7 @@ class HintMemory:
     def _longest_ago(self) -> list[_Hint]:
         return sorted(self._hints.values(), key=lambda hint: hint.since_round)
 
-    def _most_open(self, above_nats: float = -inf) -> list[_Hint]:
+    def _most_open(self, above_nats: float = float("-inf")) -> list[_Hint]:
         known = [(hint.open_nats, hint) for hint in self._hints.values() if hint.open_nats is not None]
         return [hint for nats, hint in sorted(known, key=itemgetter(0), reverse=True) if nats > above_nats]
 
@@ -239,6 +299,10 @@ def _by_turns(longest_ago: Sequence[_Hint], most_open: Sequence[_Hint]) -> list[
             fresh = (hint for hint in source if id(hint) not in found)
             found |= {id(hint): hint for hint in islice(fresh, count)}
     return list(found.values())
+
+
+def _retired(policy_id: str, hint_ids: Iterable[str], reason: Retired, at_ms: int) -> list[HintRetired]:
+    return [HintRetired(policy_id=policy_id, hint_id=name, reason=reason, retired_at_ms=at_ms) for name in hint_ids]
 
 
 def _held(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) -> HintHeld | None:
@@ -270,21 +334,14 @@ def _with_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
     Both prompts end alike from the hint's place on. The last token before that place may have become another one, as a
     tokenizer may join it with the hint's first characters; then both prompts have to have the same token there.
     """
-    rows = (own.prompt_ids, own.hinted_prompt_ids, other.prompt_ids, other.hinted_prompt_ids)
-    tail = _common([ids[::-1] for ids in rows])
-    said, hinted, there, hinted_there = (ids[: len(ids) - tail] for ids in rows)
-    begin = _common([said, hinted])
-    joined, added = said[begin:], hinted[begin:]
-    is_at_end = len(there) - _common([there, hinted_there]) <= 1
-    if tail == 0 or not is_at_end or there[len(there) - len(joined) :] != joined:
+    said = (own.prompt_ids, own.hinted_prompt_ids)
+    tail = num_alike([*said, other.prompt_ids, other.hinted_prompt_ids], -1)
+    there, hinted_there = (ids[: len(ids) - tail] for ids in (other.prompt_ids, other.hinted_prompt_ids))
+    is_at_end = len(there) - num_alike([there, hinted_there]) <= 1
+    ids = with_hint(*said, other.prompt_ids, tail=tail) if is_at_end else None
+    if ids is None:
         return None
-    ids = (*there[: len(there) - len(joined)], *added, *other.prompt_ids[len(there) :])
     return replace(other, hinted_prompt_ids=ids, hint_id=own.hint_id, hint=own.hint, hint_by_person=own.hint_by_person)
-
-
-def _common(rows: Sequence[TokenIds]) -> int:
-    """Return how many tokens the rows begin with alike."""
-    return next((n for n, tokens in enumerate(zip(*rows, strict=False)) if len({*tokens}) > 1), min(map(len, rows)))
 
 
 def common(memories: Iterable[HintMemory], policy_id: str, *, at_least: int) -> list[list[HintHeld]]:

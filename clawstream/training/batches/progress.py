@@ -111,7 +111,7 @@ def step_taken(
     behind = [versions_behind(sample, plan.parent_version, rejected) for sample in samples] or [0]
     figures = asdict(update)
     loss = figures.pop("loss")
-    figures["rehearsed"] = update.rehearsed
+    figures |= {"rehearsed": update.rehearsed, "followed": update.followed, "kept": update.kept}
     return StepTaken(
         policy_id=plan.policy_id,
         policy_version=plan.policy_version,

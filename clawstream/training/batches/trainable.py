@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from clawstream.events import GroupSettled, OfferedHint, SampleAssembled, StepAdvantage
+from clawstream.events import GroupSettled, OfferedHint, SampleAssembled, StepAdvantage, TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,33 @@ def with_offer(sample: SampleAssembled, number: int) -> SampleAssembled:
         return sample
     taken = offered[number]
     return replace(sample, hint=taken.hint, hinted_prompt_ids=taken.hinted_prompt_ids, other_hints=())
+
+
+def with_hint(
+    said_of: TokenIds, hinted: TokenIds, prompt_ids: TokenIds, *, tail: int | None = None
+) -> TokenIds | None:  # fmt: skip
+    """Return a prompt with the hint that made `hinted` of the prompt `said_of`; None: not possible token by token.
+
+    It stands before the last `tail` tokens, which all three end with; without `tail` these are as many as can be.
+    """
+    tail = num_alike([said_of, hinted, prompt_ids], -1) if tail is None else tail
+    said, with_it, there = (ids[: len(ids) - tail] for ids in (said_of, hinted, prompt_ids))
+    begin = num_alike([said, with_it])
+    joined, added = said[begin:], with_it[begin:]
+    if tail == 0 or there[len(there) - len(joined) :] != joined:
+        return None
+    return (*there[: len(there) - len(joined)], *added, *prompt_ids[len(there) :])
+
+
+def num_alike(rows: Sequence[TokenIds], way: int = 1) -> int:
+    """Return how many tokens the rows begin with alike; with -1 for `way`, end with."""
+    first, *others = (ids[::way] for ids in rows)
+    low, high = 0, min(map(len, rows))
+    while low < high:  # by halves: whole tuples are compared much faster than tokens
+        middle = (low + high + 1) // 2
+        is_alike = all(ids[low:middle] == first[low:middle] for ids in others)
+        low, high = (middle, high) if is_alike else (low, middle - 1)
+    return low
 
 
 def _misaligned(sample: SampleAssembled) -> str | None:

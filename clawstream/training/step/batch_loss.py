@@ -99,6 +99,13 @@ class Scored:
         open_T = open_T[open_T.isfinite()]
         return float(open_T.mean()) if len(open_T) else None
 
+    def gain_nats(self, index: int) -> float | None:
+        """The answer's log-prob by the reference, if that teaches, with the hint less without; None: unknown."""
+        teacher_T, plain_T = self.hinted.get(index), self.students.get(index)
+        if plain_T is None and self.reference is not None:
+            plain_T = self.reference[index]
+        return None if teacher_T is None or plain_T is None else float((teacher_T - plain_T).nansum())
+
 
 class BatchLoss:
     """A method and its weights, on one model."""

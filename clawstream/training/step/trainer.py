@@ -6,7 +6,7 @@ every random number. B samples, T response tokens.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
@@ -18,14 +18,15 @@ from torch import Tensor
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, TrainingDiverged, UnusableCheckpoint
-from clawstream.events import Rehearsed, SampleAssembled
+from clawstream.events import FollowedHint, KeptHint, Rehearsed, SampleAssembled
 from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
+from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gating import Gate, refused
 from clawstream.training.model import Model, Weights
 from clawstream.training.step.batch_loss import BatchLoss, Gaps, Scored, choose_hints
 from clawstream.training.step.carried import Carried
-from clawstream.training.step.losses import LossFigures, LossSums, figures
+from clawstream.training.step.losses import LossFigures, LossSums, Suffix, figures
 from clawstream.training.torch_model import TorchModel
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class StepSummary:
     mean_response_tokens: float | None
     weights_changed_share: float | None  # of the numbers that are published
     rehearsed: tuple[Rehearsed, ...] = ()
+    followed: tuple[FollowedHint, ...] = ()
+    kept: tuple[KeptHint, ...] = ()
 
 
 class _Taken(NamedTuple):
@@ -85,11 +88,13 @@ class Trainer:
 
     def update(
         self, samples: Sequence[SampleAssembled], *, version: int, seed: int, gated: bool = False,
-        num_rejected: int = 0, advantages: Sequence[float] | None = None,
+        num_rejected: int = 0, advantages: Sequence[float] | None = None, trials: Sequence[Trial] = (),
+        held: Collection[str] = (),
     ) -> StepSummary:  # fmt: skip
         """Take the steps that make `version`, on these samples in this order, after `num_rejected` rejected steps.
         With `advantages`, one per sample, the rewards are only recorded.
 
+        `trials` are of these samples. Of the hints that are `held` the gate looks at some that are not in the batch.
         Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
         they were before that step of the optimizer, or TrainingDiverged. If `gated`, it raises only StepRefused, after
         which this trainer has to be restored before it is used.
@@ -102,8 +107,10 @@ class Trainer:
         scored = self._score(samples, mine, advantages)
         if gated:
             gate = Gate(
-                model, settings, samples, self._carried.gate, scored=scored, mine=mine, num_rejected=num_rejected
-            )
+                model, settings, samples, self._carried.gate, scored=scored, mine=mine, num_rejected=num_rejected,
+                held=held, version=version,
+            )  # fmt: skip
+        followed, kept = self._followed(samples, trials), tuple[KeptHint, ...]()
         before = model.published()
         with refused() if gated else nullcontext():
             taken = self._take(settings.epochs if samples else 0, scored, version=version, rate=rate, gate=gate)
@@ -113,9 +120,10 @@ class Trainer:
                 if rate > 0:
                     self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
                 if gate is not None:
-                    gate.let_out(version=version, seed=seed)
+                    kept = gate.let_out(version=version, seed=seed)
         mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, samples)
-        memory = self._carried.gate.after(samples, as_it_is=gate is not None and gate.as_it_is)
+        rehearsed = self._rehearsed(samples, mine, scored)
+        memory = self._carried.gate.after(samples, rehearsed, as_it_is=gate is not None and gate.as_it_is)
         self._carried = replace(
             self._carried, gate=memory, tool_calls=self._carried.tool_calls.after(samples),
             judges=self._carried.judges.after(samples),
@@ -131,18 +139,46 @@ class Trainer:
             learning_rate=rate,
             mean_response_tokens=sum(len(s.response_ids) for s in samples) / len(samples) if samples else None,
             weights_changed_share=changed_share,
-            rehearsed=self._rehearsed(samples, mine, scored),
+            rehearsed=rehearsed,
+            followed=followed,
+            kept=kept,
         )
 
     def _rehearsed(
         self, samples: Sequence[SampleAssembled], mine: Sequence[int], scored: Scored
     ) -> tuple[Rehearsed, ...]:
         """Return how open the held hints of the batch were, in the order of its samples."""
-        here = {number: scored.open_nats(i) for i, number in enumerate(mine) if samples[number].hint_id is not None}
+        by_base = self._settings.taught_by in ("contrast", "reference")
+        here = {
+            number: (scored.open_nats(i), scored.gain_nats(i) if by_base else None)
+            for i, number in enumerate(mine)
+            if samples[number].hint_id is not None
+        }
         return tuple(
-            Rehearsed(hint_id=hint_id, open_nats=open_nats)
-            for number, open_nats in sorted(self._model.together(here).items())
+            Rehearsed(hint_id=hint_id, open_nats=open_nats, gain_nats=gain_nats)
+            for number, (open_nats, gain_nats) in sorted(self._model.together(here).items())
             if (hint_id := samples[number].hint_id) is not None
+        )
+
+    def _followed(self, samples: Sequence[SampleAssembled], trials: Sequence[Trial]) -> tuple[FollowedHint, ...]:
+        """Return the trials whose answer followed the hint: with it the base finds it so much likelier."""
+        if not trials:
+            return ()
+        by_id = {sample.sample_id: sample for sample in samples}
+        tried = [by_id[trial.sample_id] for trial in trials]
+        plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in tried]
+        hinted = [s._replace(prompt_ids=trial.hinted_prompt_ids) for s, trial in zip(plain, trials, strict=True)]
+        mine = self._model.share([suffix.num_tokens for suffix in hinted])
+        scores = self._model.score(
+            [suffixes[i] for suffixes in (hinted, plain) for i in mine], weights=self._reference,
+            budget_tokens=self._settings.micro_batch_tokens,
+        )  # fmt: skip
+        pairs = zip(mine, scores[: len(mine)], scores[len(mine) :], strict=True)
+        gains = self._model.together({i: float((with_T - without_T).nansum()) for i, with_T, without_T in pairs})
+        return tuple(
+            FollowedHint(hint_id=trials[i].hint_id, gain_nats=gain, accepted=trials[i].accepted)
+            for i, gain in sorted(gains.items())
+            if gain >= trials[i].least_gain_nats
         )
 
     def _score(

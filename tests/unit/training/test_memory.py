@@ -1,24 +1,36 @@
 """Which hints a policy holds on to, and which it rehearses."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clawstream.events import (
     BatchPlanned,
+    FollowedHint,
     HintHeld,
     HintRetired,
+    KeptHint,
     RehearsalAsked,
     Rehearsed,
     Retired,
     SampleAssembled,
     Sampling,
+    StepTaken,
     VersionSpan,
     hint_id_of,
 )
-from clawstream.training.batches.memory import MAX_HINTS, OPEN_NATS, PROMPTS_A_HINT, HintMemory
+from clawstream.training.batches.memory import (
+    CONTRADICTED_AFTER,
+    MAX_HINTS,
+    OPEN_NATS,
+    PROMPTS_A_HINT,
+    TELLING_NATS,
+    TRIALS_A_SAMPLE,
+    HintMemory,
+)
 from tests.examples import examples
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=9, seed=None, stop=())
@@ -56,11 +68,27 @@ def plan(version: int = 1) -> BatchPlanned:
     )  # fmt: skip
 
 
-def told(held: HintMemory, *samples: SampleAssembled, version: int = 1) -> list[HintHeld | HintRetired]:
-    """What the memory writes of a batch of these; it has learned it then."""
+def step(
+    *rehearsed: Rehearsed, followed: Sequence[FollowedHint] = (), kept: Sequence[KeptHint] = (), version: int = 2
+) -> StepTaken:
+    """A step that found this of the memory's hints."""
+    return StepTaken(
+        policy_id="policy", policy_version=version, num_samples=0, num_hinted=0, num_rewarded=0, num_tokens=0,
+        num_tokens_dropped=0, loss_nats=None, kl_reference_nats=None, mean_gap_nats=None, mean_reward=None,
+        clipped_share=None, grad_norm=None, learning_rate=0.0, mean_versions_behind=0.0, max_versions_behind=0,
+        step_ms=0, taken_at_ms=0, rehearsed=rehearsed, followed=tuple(followed), kept=tuple(kept),
+    )  # fmt: skip
+
+
+def told(
+    held: HintMemory, *samples: SampleAssembled, version: int = 1, gain_nats: float | None = None
+) -> list[HintHeld | HintRetired]:
+    """What the memory writes of a batch of these; it has learned it then, and how much answers gain by these hints."""
     events = held.to_hold(plan(version), samples, now_ms=version)
     for event in events:
         held.learn(event)
+    if gain_nats is not None:
+        held.note(step(*(Rehearsed(hint_id=e.hint_id, open_nats=0.0, gain_nats=gain_nats) for e in events)))
     return events
 
 
@@ -112,11 +140,11 @@ def test_two_hints_that_were_not_rehearsed_for_long_go_with_the_most_open_one() 
     held = HintMemory()
     told(held, *(taught(name, f"hint {name}") for name in "abcdef"))
     ids = {name: hint_id_of("policy", None, f"hint {name}") for name in "abcdef"}
-    held.note([Rehearsed(hint_id=ids["f"], open_nats=0.3), Rehearsed(hint_id=ids["e"], open_nats=0.2)])
-    held.note([Rehearsed(hint_id=ids["d"], open_nats=None)])
+    held.note(step(Rehearsed(hint_id=ids["f"], open_nats=0.3), Rehearsed(hint_id=ids["e"], open_nats=0.2)))
+    held.note(step(Rehearsed(hint_id=ids["d"], open_nats=None)))
     assert turns(held.to_ask(3, version=1, now_ms=0))[:3] == ["a", "b", "f"]
     assert turns(held.to_ask(3, version=2, now_ms=0))[:3] == ["c", "d", "f"]
-    held.note([Rehearsed(hint_id=ids["f"], open_nats=0.1)])
+    held.note(step(Rehearsed(hint_id=ids["f"], open_nats=0.1)))
     assert turns(held.to_ask(3, version=3, now_ms=0))[:3] == ["a", "b", "e"]
 
 
@@ -126,7 +154,7 @@ def test_while_hints_are_open_there_is_one_more_rehearsal_for_each_up_to_twice_a
     ids = {name: hint_id_of("policy", None, f"hint {name}") for name in "abcdef"}
 
     def asked(**open_nats: float) -> list[str]:
-        held.note([Rehearsed(hint_id=ids[name], open_nats=nats) for name, nats in open_nats.items()])
+        held.note(step(*(Rehearsed(hint_id=ids[name], open_nats=nats) for name, nats in open_nats.items())))
         return [turn[0] for turn in turns(held.to_ask(3, version=held._round + 1, now_ms=0))]
 
     assert len(asked(a=OPEN_NATS, b=-0.3)) == 3
@@ -147,14 +175,14 @@ def test_of_several_answers_to_a_hint_the_most_open_counts() -> None:
     held = HintMemory()
     told(held, taught("a", "x"), taught("b", "y"))
     x, y = (hint_id_of("policy", None, words) for words in "xy")
-    held.note([Rehearsed(hint_id=x, open_nats=nats) for nats in (0.9, 0.0)] + [Rehearsed(hint_id=y, open_nats=0.5)])
+    held.note(step(*(Rehearsed(hint_id=x, open_nats=nats) for nats in (0.9, 0.0)), Rehearsed(hint_id=y, open_nats=0.5)))
     assert [one.open_nats for one in held.held] == [0.9, 0.5]
 
 
 def test_each_key_has_a_rehearsal_before_any_has_two() -> None:
     held = HintMemory()
     told(held, *(taught(f"a{n}", f"hint {n}", "ann") for n in range(5)), taught("b", "hint", "bob"))
-    held.note([Rehearsed(hint_id=hint_id_of("policy", "ann", f"hint {n}"), open_nats=1.0) for n in range(5)])
+    held.note(step(*(Rehearsed(hint_id=hint_id_of("policy", "ann", f"hint {n}"), open_nats=1.0) for n in range(5))))
     assert "b" in turns(held.to_ask(2, version=1, now_ms=0))
 
 
@@ -221,3 +249,144 @@ def test_a_further_answer_does_not_bring_back_a_retired_hint() -> None:
     held.learn(HintRetired(policy_id="policy", hint_id=event.hint_id, reason=Retired.ASKED, retired_at_ms=1))
     assert told(held, replace(taught("a"), refreshed_id="answer"), version=2) == []
     assert held.held == ()
+
+
+def answered(name: str, reward: int | None, key_name: str | None = "ann", hint: str | None = None) -> SampleAssembled:
+    """A sample of turn `name`, whose answer a judge took so."""
+    told_of = taught(name, hint, key_name)
+    return replace(told_of, reward=reward, total_reward=reward, prompt_ids=(7, 2))
+
+
+def test_an_answer_is_tried_against_the_hints_of_its_key_that_nobody_said_of_it() -> None:
+    held = HintMemory()
+    said = (taught("a", "shorter", "ann"), taught("b", "longer", "bob"), taught("c", "in verse", "ann"))
+    told(held, *said, gain_nats=5.0)
+    sample = answered("d", -1, hint="In  Verse")
+    told(held, sample, version=2)
+    [trial] = held.to_try([sample])
+    assert trial.hint_id == hint_id_of("policy", "ann", "shorter")
+    assert (trial.sample_id, trial.hinted_prompt_ids) == (sample.sample_id, (7, 3, 2))
+    assert (trial.accepted, trial.least_gain_nats) == (False, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("sample", "accepted"),
+    [
+        (answered("x", 1), True),
+        (answered("x", -1), False),
+        (replace(answered("x", 1), person_reward=-0.5), False),
+        (replace(answered("x", None), person_reward=0.5), True),
+    ],
+    ids=["a judge's verdict", "another", "a person's word before it", "a person's word alone"],
+)
+def test_a_person_goes_before_a_judge_in_how_an_answer_was_taken(sample: SampleAssembled, accepted: bool) -> None:
+    held = HintMemory()
+    told(held, taught("a", "shorter", "ann"), gain_nats=TELLING_NATS)
+    assert [trial.accepted for trial in held.to_try([sample])] == [accepted]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        answered("x", None),
+        replace(answered("x", None), environment_reward=-1.0, total_reward=-1.0),
+        replace(answered("x", -1), cut=True),
+        replace(answered("x", -1), calls_tools=True),
+        replace(answered("x", 1), person_reward=0.0),
+        answered("x", 1, key_name=None),
+        answered("x", 1, key_name="bob"),
+        replace(answered("x", 1), hint_id="held"),
+        replace(answered("x", 1), refreshed_id="again"),
+        replace(answered("x", 1), sampling=replace(SAMPLING, temperature=0.0)),
+        replace(answered("x", 1), prompt_ids=(7, 9)),
+    ],
+    ids=[
+        "nobody said anything", "an environment's outcome", "cut", "a call of tools", "a person's shrug", "no key",
+        "another key", "a rehearsal", "a refreshed answer", "greedy", "no place for the hint",
+    ],
+)  # fmt: skip
+def test_is_tried_against_nothing(sample: SampleAssembled) -> None:
+    held = HintMemory()
+    told(held, taught("a", "shorter", "ann"), taught("b", "longer", None), gain_nats=5.0)
+    assert held.to_try([sample]) == []
+
+
+def test_a_hint_is_tried_once_a_rehearsal_that_followed_it_shows_that_it_is_telling() -> None:
+    held, sample = HintMemory(), answered("x", -1)
+    told(held, taught("a", "shorter", "ann"))
+    hint_id = hint_id_of("policy", "ann", "shorter")
+    for open_nats, gain_nats, least in (
+        (None, 9.0, None), (OPEN_NATS, None, None), (2 * OPEN_NATS, 9.0, None), (0.0, TELLING_NATS - 0.2, None),
+        (0.0, TELLING_NATS + 0.4, (TELLING_NATS + 0.1) / 2), (0.0, 3.0, (TELLING_NATS + 3.1) / 4),
+    ):  # fmt: skip
+        held.note(step(Rehearsed(hint_id=hint_id, open_nats=open_nats, gain_nats=gain_nats)))
+        found = [trial.least_gain_nats for trial in held.to_try([sample])]
+        assert found == ([] if least is None else [pytest.approx(least)])
+
+
+def test_hints_are_tried_in_turn_and_sooner_the_more_answers_that_followed_them_were_rejected() -> None:
+    held = HintMemory()
+    told(held, *(taught(name, f"hint {name}", "ann") for name in "abcdef"), gain_nats=5.0)
+    ids = {hint_id_of("policy", "ann", f"hint {name}"): name for name in "abcdefg"}
+
+    def tried(num: int) -> str:
+        return "".join(ids[trial.hint_id] for trial in held.to_try([answered(f"x{n}", 1) for n in range(num)]))
+
+    assert len(tried(1)) == TRIALS_A_SAMPLE
+    assert sorted(tried(2)) == ["c", "d", "e", "f"]
+    assert tried(1) == "ab"
+    told(held, taught("g", "hint g", "ann"), version=2, gain_nats=5.0)
+    assert tried(4) == "gcdefabg"  # a new one comes first, and then in its turn
+    held.note(step(followed=[followed("hint d", accepted=False)]))
+    assert tried(1) == "dc"
+
+
+def followed(hint: str, *, accepted: bool) -> FollowedHint:
+    """An answer that followed one of ann's hints."""
+    return FollowedHint(hint_id=hint_id_of("policy", "ann", hint), gain_nats=2.0, accepted=accepted)
+
+
+@given(st.lists(st.booleans(), max_size=3 * CONTRADICTED_AFTER), st.integers(1, 4))
+@example([False, True, False, False, False], 2)
+def test_a_hint_is_retired_once_enough_answers_in_a_row_followed_it_and_were_rejected(
+    answers: list[bool], at_once: int
+) -> None:
+    held = HintMemory()
+    told(held, taught("a", "shorter", "ann"))
+    in_a_row = 0
+    for begin in range(0, len(answers), at_once):
+        part = answers[begin : begin + at_once]
+        held.note(step(followed=[followed("shorter", accepted=accepted) for accepted in part], version=2 + begin))
+        for accepted in part:
+            in_a_row = 0 if accepted else in_a_row + 1
+        retired = [(one.hint_id, one.reason) for one in held.to_retire("policy", now_ms=5)]
+        is_over = in_a_row >= CONTRADICTED_AFTER
+        assert retired == [(hint_id_of("policy", "ann", "shorter"), Retired.CONTRADICTED)] * is_over
+
+
+def test_a_hint_that_was_said_again_has_to_be_contradicted_again() -> None:
+    held, rejected = HintMemory(), [followed("shorter", accepted=False)] * CONTRADICTED_AFTER
+    said = told(held, taught("a", "shorter", "ann"))
+    held.note(step(followed=rejected[1:], version=2))
+    said += told(held, taught("b", "shorter", "ann"), version=4)
+    held.note(step(followed=rejected[:1], version=5))
+    assert held.to_retire("policy", now_ms=5) == []
+    for version in (2, 3, 4):
+        held.note(step(followed=rejected, version=version))
+    assert held.to_retire("policy", now_ms=5) == []
+    read = HintMemory()
+    for event in said:
+        read.learn(event)
+    read.note(step(followed=rejected, version=3), was_read=True)
+    assert read.to_retire("policy", now_ms=5) == []
+    read.note(step(followed=rejected, version=5), was_read=True)
+    assert len(read.to_retire("policy", now_ms=5)) == 1
+
+
+def test_a_hint_that_is_lost_before_a_version_is_published_is_open() -> None:
+    held = HintMemory()
+    told(held, taught("a", "x"), taught("b", "y"))
+    x, y = (hint_id_of("policy", None, words) for words in "xy")
+    held.note(step(Rehearsed(hint_id=x, open_nats=0.0), Rehearsed(hint_id=y, open_nats=0.0)))
+    held.note(step(kept=[KeptHint(hint_id=x, lost_nats=0.4), KeptHint(hint_id=y, lost_nats=-0.1)]))
+    assert [one.open_nats for one in held.held] == [0.4, 0.0]

@@ -258,7 +258,7 @@ def test_common_is_what_so_many_keys_were_taught_in_whatever_case_on_prompts_of_
 async def test_the_shared_policy_learns_what_is_merged_by_steps_of_its_own_until_it_follows_it(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, chosen = MemoryLog(MemoryBroker()), by_key(base, tmp_path, gate=False, batch_samples=1)
+    log, chosen = MemoryLog(MemoryBroker()), by_key(base, tmp_path, gate=False, batch_samples=1, hint_choice="fall")
     await log.append([hinted(key, "0", "be brief") for key in KEYS])
     await trained_until(log, chosen, alice=1, bob=1)
     said = [one.event for one in await toys.read(log, topics.MEMORY) if isinstance(one.event, HintHeld)]
