@@ -6,6 +6,7 @@ the rest goes on: the tests that need it try again, and fail by it. Others go be
 """
 
 import argparse
+import subprocess
 import sys
 import time
 import traceback
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 import psutil
 
+from clawstream.errors import PartUnavailable
 from tests.parts.sglang.installation import sglang_installation
 from tests.system.clients import javascript, python
 from tests.system.openclaw.client import openclaw_installation
@@ -44,7 +46,7 @@ def _installed(mark: str) -> bool:
     try:
         for install in INSTALLS[mark]:
             install()
-    except Exception as error:  # noqa: BLE001 - it is shown, and the tests that need it raise it again
+    except (OSError, ValueError, RuntimeError, subprocess.SubprocessError, PartUnavailable) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace")
         print(f"tests: {mark} could not be installed:\n{traceback.format_exc()}{said}", file=sys.stderr, flush=True)
         return False

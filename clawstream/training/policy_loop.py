@@ -273,7 +273,7 @@ class PolicyLoop:
         execute = partial(
             self._parts.stepper.execute, plan, samples, parent=parent, versions=self._settings.checkpoints_dir,
             recorded=recorded, rejected=rejected, trials=self._trials(samples, recorded),
-            held=self.rehearsing.held if self.samples.is_live else frozenset(),
+            held=self.rehearsing.held,
         )  # fmt: skip
         outcome = await asyncio.get_running_loop().run_in_executor(self._parts.thread, execute)
         if isinstance(outcome, StepRejected):

@@ -355,8 +355,8 @@ def choose_hints(
     here = [samples[number] for number in mine]
     values = (_falls if rule == "fall" else _overlaps)(model, here, teacher, budget_tokens)
     best = {number: of_one.index(max(of_one)) for number, of_one in zip(mine, values, strict=True)}
-    everyones = model.together(best)
-    return tuple(everyones.get(number, 0) for number in range(len(samples)))
+    own = dict.fromkeys(range(len(samples)), 0)  # what a sample without a choice has
+    return tuple((own | model.together(best)).values())
 
 
 def _falls(

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from itertools import islice
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from clawstream.config import TrainingSettings
 from clawstream.events import (
     HintRetired,
+    KeptHint,
     Rehearsed,
     Retired,
     SampleAssembled,
@@ -23,6 +25,7 @@ from clawstream.training.gating import write
 from clawstream.training.publishing import (
     HELD_ANSWERS,
     LOOKED_AT,
+    AnswerLikelihood,
     GateMemory,
     HeldAnswer,
 )
@@ -166,6 +169,14 @@ def test_the_gate_remembers_the_newest_answer_that_followed_each_hint() -> None:
     many = [replace(rehearsal(f"{n}"), hint_id=f"h{n}") for n in range(HELD_ANSWERS + 2)]
     full = memory.after(many, [Rehearsed(hint_id=one.hint_id or "", open_nats=0.0) for one in many])
     assert [held.hint_id for held in full.held] == [f"h{n}" for n in range(2, HELD_ANSWERS + 2)]
+
+
+def test_an_answer_without_a_finite_log_prob_says_nothing_of_its_hint() -> None:
+    [answer] = kept("a")
+    assert answer.kept(AnswerLikelihood(logps=(-0.5, -1.5), entropy_nats=1.0)) == KeptHint(
+        hint_id="hint a", lost_nats=0.5
+    )
+    assert answer.kept(AnswerLikelihood(logps=(-0.5, nan), entropy_nats=1.0)) is None
 
 
 def test_the_gate_looks_in_turn_at_hints_that_are_held_and_not_in_the_batch() -> None:

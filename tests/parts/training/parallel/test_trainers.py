@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from clawstream.errors import ConfigError, PartUnavailable
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected
 from clawstream.inference.model_folder import STATE_FOLDER, weight_files
 from clawstream.training.base_folder import limits_of, stored, tensors_of
+from clawstream.training.batches.memory import Trial
 from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.processes import Processes, Start, Team
 from clawstream.training.step.trainer import StepSummary, Trainer
@@ -91,7 +93,13 @@ def step(
 ) -> StepSummary:
     folder.mkdir()
     advantages = [number - 2.5 for number in range(len(samples))] if method == "stepwise" else None
-    update = trainer.update(samples, version=version, seed=version, advantages=advantages)
+    hinted = [(sample.sample_id, sample.hinted_prompt_ids) for sample in samples]
+    trials = [
+        Trial(hint_id="h", sample_id=name, hinted_prompt_ids=ids, accepted=True, least_gain_nats=-inf)
+        for name, ids in hinted
+        if ids is not None
+    ]
+    update = trainer.update(samples, version=version, seed=version, advantages=advantages, trials=trials)
     trainer.save(folder)
     return update
 
@@ -112,6 +120,7 @@ def values(update: StepSummary) -> list[object]:
         loss.num_tokens, loss.num_tokens_dropped, loss.loss_nats, loss.kl_reference_nats, loss.behaviour_kl_nats,
         loss.entropy_nats, loss.clipped_share, update.mean_gap_nats, update.grad_norm, update.learning_rate,
         update.num_samples, update.num_hinted, update.num_rewarded, update.weights_changed_share,
+        *(one.gain_nats for one in update.followed),
     ]  # fmt: skip
 
 
