@@ -97,12 +97,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _fill(folder: Path) -> Path:
-    """Let the disk have no byte left but what a file holds; return it."""
+    """Let the disk have no byte left but what a file holds; return it.
+
+    The file has no buffer: one would hold what did not fit, and fail a second time when it is closed.
+    """
     filler = folder / "filler"
-    with filler.open("wb") as file, suppress(OSError):
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(2**16))
-            file.flush()
     return filler
 
 
