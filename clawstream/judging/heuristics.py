@@ -1,7 +1,7 @@
 """Scores finished turns by a function that the user wrote. Pure, as far as that function is.
 
-A turn is due at the record that completes it: when its pairing and the request that shows it are both known. Where the
-function raises or returns no score, that turn has none, never a 0; other turns keep theirs.
+A turn is due with the record that completes it: once its pairing and the request that shows it are both known. Where
+the function raises or returns no score, that turn has no score, never a 0; other turns keep theirs.
 """
 
 import copy
@@ -72,7 +72,7 @@ class DueTurn(NamedTuple):
 
 
 def observe(session: Watched | None, event: Event) -> Step[Watched, DueTurn]:
-    """Return what one more record completes. Raises UnusableExchange for a request that can't be rebuilt."""
+    """Return the new session and the turns due. Raises UnusableExchange for a request that can't be rebuilt."""
     known = session or Watched()
     match event:
         case ExchangeCompleted() | ExchangeFailed():
@@ -133,7 +133,7 @@ def _turn(due: DueTurn) -> FinishedTurn:
 
 
 def _score(heuristic: Heuristic, turn_id: str, turn: FinishedTurn) -> float | None:
-    after = "The record that completes it is set aside; mend the function, restart the stage, and `dlq replay` it"
+    after = "The record that completes the turn is set aside: mend the function, restart the stage, `dlq replay` it"
     try:
         said: object = heuristic.score(turn)
     except Exception as error:  # whatever somebody else's function raises

@@ -1,7 +1,7 @@
 """The judges' prompts, word for word. Pure.
 
 A change of a prompt changes PROMPT_VERSION too; every vote records it. Text of the conversation is cut to a budget.
-Marks in it that look like a verdict, a hint or a tag of the prompt are made harmless (`defuse`).
+Marks in the text that look like a verdict, a hint or a tag of the prompt are made harmless (`defuse`).
 """
 
 import re
@@ -55,9 +55,9 @@ class Case:
 def case_of(
     history: Sequence[bytes], next_state: Sequence[int], asked: Sequence[bytes] = (), part: bytes | None = None
 ) -> Case:
-    """Return the turn that a later request's `history` shows; `next_state` are the indices of the messages after it.
+    """Return the turn that a later request's `history` shows; `next_state` are indices of messages in the history.
 
-    The history may lack an interrupted answer. So the case then has the answer's `part` and the messages `asked`.
+    The history may lack an interrupted answer. So it is given as `part`, and the messages before it as `asked`.
     """
     if part is not None:
         followed = reaction(asked, history, next_state)
@@ -187,7 +187,7 @@ def _transcript(messages: Sequence[Message]) -> str:
 
 
 def _pieces(message: Message) -> list[tuple[str, str]]:
-    """Return each piece of a message with its role, without the client's own blocks."""
+    """Return the pieces of a message, each with its role; the client's own blocks are left out."""
     written = written_in(message) if role_of(message) == "user" else ()
     if not written:
         return [(_role(message), _spoken(message))]

@@ -2,7 +2,7 @@
 
 The judging stage reads turns, asks a judge, and writes votes, verdicts and hints. The one rule: every ballot ends in
 one vote, which is readable, unreadable or failed. A reply that arrived gives a readable or an unreadable vote. Without
-a reply the judge is asked again; the vote is failed at the deadline, or once the judge refuses the request.
+a reply the judge is asked again, until the deadline or until it refuses the request: then the vote is failed.
 
 The heuristics stage scores turns, as feedback, by a function that an installed package brings. The function is an entry
 point of the group `clawstream.heuristics`, and the log records it by its name there. A function that scores differently
@@ -51,7 +51,7 @@ def judging_stage(
     """Return the stage that asks `judge` about turns and concludes from its votes.
 
     `learns` is what the trainer can use: a session without any of it gets a second look. `heard` is called after each
-    request, with the reason why no usable reply came, or with None.
+    request to the judge, with the reason why no usable reply came, or with None if one came.
     """
     judging = Judging(judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings), learns=learns)
     caller = _JudgeCaller(judge, now_ms, heard)

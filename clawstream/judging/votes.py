@@ -2,8 +2,9 @@
 
 A vote is the last \\boxed{} value after any thinking. A reply without an allowed value is unreadable, never a score of
 0. A score needs a quorum of readable votes. A question is concluded once all its ballots have votes, in any order. Of
-two events with one identity the first counts. A ballot needs the turn and the request that shows it. A session's second
-look (FLOOR_LOOK) needs the answers, first verdicts and hints of its turns, and the mark that the turns are settled.
+two events with one identity the first counts. A ballot waits for the turn and the request that shows it. A session's
+second look (FLOOR_LOOK) waits for the answers, first verdicts and hints of its turns, and the mark that the turns are
+settled.
 """
 
 import re
@@ -117,7 +118,7 @@ def offers(votes: Sequence[VoteCast]) -> list[str]:
 
 
 def others(votes: Sequence[VoteCast], chosen: str) -> tuple[OtherHint, ...]:
-    """Return the longest hints that votes offer beside `chosen`, each in words of its own; of equals the first."""
+    """Return the longest hints that votes offer beside `chosen`, no two of the same words; of equals the first."""
     found = {words_of(one.hint): one for one in reversed(_offered(votes))}
     long_enough = [
         one for words, one in found.items() if words != words_of(chosen) and len(one.hint) >= MIN_HINT_CHARACTERS
@@ -204,7 +205,7 @@ def _identity(vote: VoteCast) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judging:
-    """The judge that is asked, its prompts' version, the rules of voting, and what its conclusions are for."""
+    """The judge that is asked, its prompts' version, the rules of voting, and what the trainer learns from."""
 
     judge: str
     prompt_version: str
@@ -228,7 +229,7 @@ class JudgingState(NamedTuple):
 
 
 def learn(session: JudgingState, event: Event, judging: Judging) -> JudgingState:
-    """Return the session with `event` added; the same object where the event is known or of another judge."""
+    """Return the session with `event` added; the same object where the event is known, or another judge's."""
     if is_over(session.over, event):
         return session
     match event:
@@ -260,7 +261,7 @@ def _is_by(judging: Judging, event: VoteCast | VerdictReached | HintFound | Hint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ballot:
-    """One of the equal questions to a judge about a turn; the reply becomes one vote."""
+    """One of a judge's equal requests about a turn; the reply becomes one vote."""
 
     session_id: str
     key: VoteKey
@@ -350,7 +351,7 @@ def _questions(session: JudgingState, look: _TurnToAsk) -> list[tuple[Question, 
 
 
 def _rest(session: JudgingState) -> JudgingState:
-    """Return the state; of a session that is done and judged, only its ids and what came after its end."""
+    """Return the state to keep: of a session that is done and judged, its ids and what came after its end."""
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):
         return session

@@ -54,7 +54,7 @@ def stored_dtype(folder: Path) -> torch.dtype:
 
 
 def refuse_quantized(folder: Path) -> None:
-    """Raise ConfigError where a folder's files don't hold the weights but numbers that these are computed from.
+    """Raise ConfigError where a folder's files hold no weights, but numbers from which weights are computed.
 
     Incomplete files are refused when they are loaded.
     """
@@ -107,7 +107,7 @@ def checkpoint_layers(core: Any) -> None:
     if not layers:
         raise ConfigError(
             f"training.gradient_checkpointing: {type(core).__name__} has no layers that can be computed again. Nothing "
-            "is trained. Leave it out, or take a model of another family."
+            "is trained. Leave the setting out, or take a model of another family."
         )
     compute_again(layers)
 
@@ -140,13 +140,13 @@ def _stretched(config: Any, positions: int | None) -> int | None:
 
 
 def threads_for(base: Path) -> int | None:
-    """Return 1 for a model whose operations are too short to be shared; None: as many as torch chooses."""
+    """Return torch's number of threads: 1 for a model whose operations are too short to divide; None: its choice."""
     num_bytes = sum(file.stat().st_size for file in base.glob("*.safetensors"))
     return 1 if num_bytes < _ONE_THREAD_BYTES else None
 
 
 def unread(folder: Path) -> Any:
-    """Return the folder's model without its weights; each of them takes memory once it is written.
+    """Return the folder's model without its weights: a weight takes memory only once it is written.
 
     Raises UnusableCheckpoint where the folder names no model.
     """
@@ -173,7 +173,7 @@ def with_adapter(core: Any, rank: int, seed: int) -> PeftModel:
     adapter: PeftModel = get_peft_model(core, config)
     found = adapter.peft_config["default"]
     assert isinstance(found, LoraConfig)
-    found.target_modules = sorted(found.target_modules or ())  # now a set, whose order differs by process
+    found.target_modules = sorted(found.target_modules or ())  # peft made it a set, whose order differs by process
     return adapter
 
 

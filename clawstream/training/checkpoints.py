@@ -77,7 +77,7 @@ def alone_on(root: Path) -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True)
     in_use = (
         f"{root}: another process trains this policy. Two would take different steps under one version's name, so "
-        "nothing is trained here. Stop that one, or give this policy an id of its own (policy.id)"
+        "nothing is trained here. Stop that process, or give this policy an id of its own (policy.id)"
     )
     with locked(root / _LOCK, within_s=0, in_use=in_use):
         yield

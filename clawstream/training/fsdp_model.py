@@ -157,7 +157,7 @@ class FsdpModel(SharedModel, TorchModel):
         return _cut(whole, parameter)
 
     def _computing(self, compute: Callable[[], T]) -> T:
-        """Compute with the weights outside of layers put together."""
+        """Compute while the weights outside of layers (embedding, last norm, head) are gathered."""
         if self._within:
             return compute()
         self._within = True
@@ -175,7 +175,7 @@ class FsdpModel(SharedModel, TorchModel):
     def _in_groups(
         self, suffixes: Sequence[Suffix], scored: ScoreGroup, budget_tokens: int, *_: Any
     ) -> list[AnswerTensors]:
-        # In as many passes as the process with the most.
+        # Every process makes as many passes as the process with the most groups.
         groups = self.groups(suffixes, budget_tokens=budget_tokens)
         idle = self._idle(len(groups))
         found: dict[int, AnswerTensors] = {}
@@ -187,9 +187,9 @@ class FsdpModel(SharedModel, TorchModel):
 
 
 def refuse_what_is_not_cut(folder: Path, *, adapter: bool) -> None:
-    """Raise ConfigError for a model whose layers are not at `layers`, or whose names differ from its files'.
+    """Raise ConfigError for a model whose decoder has no `layers`, or whose weights have other names than in its files.
 
-    Raises UnusableCheckpoint where there is none.
+    Raises UnusableCheckpoint where the folder has no model.
     """
     with torch.device("meta"):  # names without numbers
         core = unread(folder)
@@ -219,7 +219,7 @@ class _Root(nn.Module):
 def _named_as_in_files(folder: Path, core: Any) -> bool:
     """Whether the files hold each of the model's weights under the model's name for it, and tied weights only once.
 
-    Adapters' weights are ignored. Where tied weights differ in the files, transformers decides what becomes of them.
+    Adapters' weights are ignored. Tied weights may stand in files twice, and differ: then transformers decides.
     """
     there = (tensor_headers(folder) or {}).keys()
     kept = core.state_dict().keys()

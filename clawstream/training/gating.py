@@ -2,7 +2,7 @@
 
 A refusal raises StepRefused; the trainer must then be restored. Nothing here computes a gradient or changes the policy.
 The direction that a step should take is computed without the loss, so that a loss with a wrong sign is noticed. Several
-processes each measure a share of the answers, and all decide by the numbers of all. Where they hold one model in parts,
+processes each measure a share of the answers, and all decide by the same numbers. Where they hold one model in parts,
 all write the same answers: the leading process draws each token. B rows, L tokens of a padded prompt or of a piece, A
 all tokens so far, V the vocabulary, N heads, D their width.
 """
@@ -142,7 +142,7 @@ class PiecewiseCache:
 
     @contextmanager
     def piece(self, num_tokens: int) -> Iterator[None]:
-        """Let the block read `num_tokens` more of each row; padding after these is neither seen nor kept."""
+        """Read `num_tokens` more of each row in the `with` block; padding after these is neither seen nor kept."""
         self._num_next = num_tokens
         yield
         self._seen.clear()
@@ -183,14 +183,14 @@ class PiecewiseCache:
 
 
 class Gate:
-    """The checks of one step, on some of its samples and on the canaries."""
+    """The checks of one step, on some of its samples, on the canaries and on answers that followed held hints."""
 
     def __init__(
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
         scored: Scored, mine: Sequence[int], num_rejected: int, held: Collection[str] = (), version: int = 0,
     ) -> None:  # fmt: skip
         """Measure the policy before the step that makes `version`; `scored` holds this process' samples, whose indices
-        are `mine`. Of the hints that are `held` some are looked at.
+        are `mine`. Answers that followed some of the `held` hints are measured too.
 
         Raises StepRefused if the rewards teach nothing. A person is told of such rejections. After `REJECTED_IN_A_ROW`
         rejections a judge that still says yes to everything is accepted as it is.
@@ -232,7 +232,7 @@ class Gate:
             self._ahead = self._measured(self._suffixes[: len(self._chosen)])
 
     def let_out(self, *, version: int, seed: int) -> tuple[KeptHint, ...]:
-        """Return what is kept of held hints, if the policy may be published as it is now; else raise StepRefused."""
+        """Return how well held hints are kept, if the policy may be published as it is now; else raise StepRefused."""
         num = len(self._suffixes) - len(self._kept)
         both = self._measured(self._suffixes)
         before, after = self._before[:num], both[:num]
@@ -266,8 +266,8 @@ class Gate:
     def _way(self, scored: Scored, index: int, seen: AnswerLikelihood) -> Way | None:
         """Return how strongly each token of a sample is to become likelier (below 0: less); None: there is no signal.
 
-        A hint gives a value for each token; without a hint the reward gives one value for all tokens. Where the gap is
-        a contrast, the divergence pulls another way, to what the teacher says of the token: both count.
+        A hint gives a value for each token; without a hint the reward gives one value for all tokens. In a
+        contrast the divergence pulls another way, towards the teacher's log-prob of the token: then both are added.
         """
         num_thinking = scored.samples[index].num_thinking
         counts = [self._settings.w_thinking] * num_thinking + [1.0] * (len(seen.logps) - num_thinking)

@@ -38,11 +38,13 @@ async def train(
 
     Where each API key has an adapter of its own, the keys' policies take turns, a step at a time. Before each plan the
     control topic decides which samples are used: the live ones, or those of the promoted replay. A step that has begun
-    is finished and published before this returns. Raises ConfigError when the trainer can't train this base here,
-    UnusableCheckpoint when the newest checkpoint belongs to another base or is not what was published, TrainingDiverged
-    when a step can't be taken, PartUnavailable when another process trains this policy or a process of this trainer
-    ended, LogContradicted when the log is not the one that the newest step read, SamplesGone when a plan's samples are
-    past their retention, TooManyFailures when more than one in a hundred records can't be used.
+    is finished and published before this returns.
+
+    Raises ConfigError when the trainer can't train this base here; UnusableCheckpoint when the newest checkpoint is of
+    another base, or is not what was published; TrainingDiverged when a step can't be taken; PartUnavailable when
+    another process trains this policy, or a process of this trainer ended; LogContradicted when the log is not the one
+    that the newest step read; SamplesGone when a plan's samples are past their retention; TooManyFailures when more
+    than one in a hundred records can't be used.
     """
     refuse_what_cannot_be(settings.engine.base_policy, settings.training)
     with alone_on(settings.checkpoints_dir), ThreadPoolExecutor(1, "torch") as thread:
@@ -61,9 +63,9 @@ async def train(
 
 
 class _Policies:
-    """What is trained here: the policy that all share, and, where adapters are by key, that of each key with samples.
+    """The policies that are trained here: the shared one and, where adapters are by key, that of each key with samples.
 
-    They have one model in memory, whose adapter and optimizer are exchanged where another policy's turn comes.
+    They have one model in memory; its adapter and optimizer state are exchanged when another policy's turn comes.
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class _Policies:
         """Read the log so far, and write to it the outcomes that a killed process did not write."""
         self._readers.append(asyncio.create_task(self._parts.quarantine.follow()))
         await self._add(self._shared)
-        if self._by_key:  # keys with fewer samples than a batch, which have no version yet
+        if self._by_key:  # finds keys with fewer samples than a batch: they have no version yet
             async for records in self._parts.log.follow([topics.SAMPLES], now_ms() - HEARD_MS, until_end=True):
                 self._shared.found |= policies_of(records)
         await self._add_keys()
@@ -151,7 +153,7 @@ class _Policies:
         self._readers += map(asyncio.create_task, loop.readers())
 
     async def _add_keys(self) -> None:
-        """Begin with the policy of each key that is on the log, and was not here yet."""
+        """Add the policy of each key that the log names and that is not trained here yet."""
         if not self._by_key:
             return
         known = self._shared.found | self._shared.samples.found

@@ -24,7 +24,8 @@ from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches
 
-# Of logits at once; what is computed from them takes thrice that. More are cut into pieces, and recomputed backward.
+# Of logits at once; what is computed from them takes thrice that. More are cut into pieces, which the backward pass
+# computes again.
 HEAD_BYTES = 2**29
 
 Weights = Mapping[str, Tensor]
@@ -57,7 +58,7 @@ class Model(ABC):
     """A causal model whose trained weights are float32, in evaluation mode."""
 
     folder: Path  # of the base
-    trained: dict[str, nn.Parameter]  # the part of them that this process holds
+    trained: dict[str, nn.Parameter]  # the trained weights that this process holds
     device: torch.device
     published_dtype: torch.dtype
 
@@ -119,7 +120,7 @@ class Model(ABC):
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Bring gradients to the processes that move the weights, and after the block the weights to all processes."""
+        """Bring gradients to the processes that move the weights; after the block, bring the weights to all."""
         yield
 
     def logprobs(self, suffixes: Sequence[Suffix]) -> Tensor:
@@ -210,7 +211,7 @@ class Model(ABC):
     def _under_head(
         self, hidden_NH: Tensor, answers: Answers, ids_NE: Tensor, *, entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the log-probs of the ids at each place, and the entropies [N]; without `entropy` those are empty."""
+        """Return the log-probs of the ids at each place, and the entropies [N], empty without `entropy`."""
         pieces = [(hidden_NH[at], answers.scale_N[at], ids_NE[at], entropy) for at in self._pieces(hidden_NH)]
         if len(pieces) == 1:
             return self._head_piece(*pieces[0])
@@ -231,7 +232,7 @@ class Model(ABC):
     @property
     @abstractmethod
     def _head_rows(self) -> int:
-        """The rows of the head, padding too, in each process."""
+        """The number of rows of the head, padding included, in each process."""
 
     @abstractmethod
     def _before_head(self, suffixes: Sequence[Suffix]) -> tuple[Answers, Tensor]:
@@ -258,16 +259,16 @@ class Model(ABC):
         self, suffixes: Sequence[Suffix], scored: ScoreGroup, budget_tokens: int, dtypes: Sequence[torch.dtype],
         tail: tuple[int, ...],
     ) -> list[AnswerTensors]:  # fmt: skip
-        """Return in every process the numbers of each suffix, in order; `scored` gets as many at once as fit.
+        """Return in every process the tensors that `scored` computes of each suffix, in order.
 
-        Each is of one of the `dtypes`, and of shape [T, *tail].
+        `scored` gets as many suffixes at once as fit. Its tensors are of these `dtypes` and of shape [T, *tail].
         """
 
     @abstractmethod
     def reading(self, mask_BL: Tensor) -> AbstractContextManager[Read]:
         """Read rows piece by piece, no token twice; the first piece has the mask's shape, and 0 marks padding.
 
-        Rows are padded on the left. All processes read the same ones, without gradient.
+        Rows are padded on the left. All processes read the same rows, without gradient.
         """
 
     @abstractmethod
@@ -287,7 +288,7 @@ class Model(ABC):
         return True
 
     def share(self, lengths_tokens: Sequence[int]) -> list[int]:
-        """Return which samples this process computes, of all samples, which have these lengths."""
+        """Return the indices of the samples that this process computes; `lengths_tokens` are those of all samples."""
         return list(range(len(lengths_tokens)))
 
     def together(self, found: Mapping[int, T]) -> dict[int, T]:
@@ -299,7 +300,7 @@ class Model(ABC):
         return values
 
     def groups(self, suffixes: Sequence[Suffix], *, budget_tokens: int) -> list[list[int]]:
-        """Return which suffixes to compute at once, each in one group."""
+        """Return groups of indices of the suffixes to compute at once; each suffix is in one group."""
         return micro_batches([s.num_tokens for s in suffixes], budget_tokens=budget_tokens)
 
     def accumulate(
@@ -323,7 +324,7 @@ class Model(ABC):
         return float(nn.utils.clip_grad_norm_(list(self.trained.values()), max_norm))
 
     def save_state(self, folder: Path, stem: str, state: Mapping[str, Weights]) -> None:
-        """Write kinds of tensors, each shaped like the trained weights; every trainer can read every other's files."""
+        """Write tensors by kind, each shaped like a trained weight; every trainer can read every other's files."""
         tensors = {
             key(kind, name): value.detach().contiguous()
             for kind, values in state.items()
@@ -341,7 +342,7 @@ class Model(ABC):
         return state or None
 
     def save_moments(self, folder: Path, moments: Mapping[str, Weights]) -> None:
-        """Write kinds of tensors, each shaped like `moved`; every trainer can read every other's files."""
+        """Write tensors by kind, each shaped like one of `moved`; every trainer can read every other's files."""
         self.save_state(folder, "optimizer", moments)
 
     def load_moments(self, folder: Path) -> dict[str, dict[str, Tensor]]:

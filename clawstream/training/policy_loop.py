@@ -56,7 +56,7 @@ class SharedParts(NamedTuple):
 
 
 class PolicyLoop:
-    """The training of one policy. A key's begins, with its first plan, as the shared policy `began_with` is then."""
+    """The training of one policy. A key's policy begins, at its first plan, as the shared `began_with` is then."""
 
     def __init__(
         self, settings: Settings, parts: SharedParts, retraining: Retraining | None = None, *,
@@ -97,12 +97,12 @@ class PolicyLoop:
         log.info("training_starts policy=%s version=%d pending=%s", self.policy_id, self._version, bool(written))
 
     def readers(self) -> list[Coroutine[None, None, None]]:
-        """Return what reads on in the log for as long as this policy is trained, beside its samples."""
+        """Return the coroutines that read on in the log while this policy is trained; none reads its samples."""
         promotions = self.samples.read_promotions(until_end=False)
         return [self._read_policy(), promotions, self.rehearsing.follow()]
 
     def _find_start(self) -> None:
-        """Set the version that a key's policy began with, where it has begun."""
+        """Set the version that a key's policy began with, if it has begun."""
         if self._began_with is not None and self._progress.published:
             self._first_version = min(self._progress.published)
             if self._progress.published[self._first_version].manifest_sha256 is not None:
@@ -126,7 +126,7 @@ class PolicyLoop:
 
     @property
     def newest(self) -> tuple[int, Path | None]:
-        """The newest version, and where it lies; None: it is what this policy started from, the base."""
+        """The newest version and its folder; None: it is the base."""
         return self._version, self._start if self._checkpoint is None else self._checkpoint.path
 
     @property
@@ -206,7 +206,7 @@ class PolicyLoop:
 
     @property
     def patience_s(self) -> float | None:
-        """How long until a smaller batch is due, as its oldest sample waited long enough; None: none will be due."""
+        """How long until the waiting samples become a batch, though they are few; None: they become none."""
         due_ms = min((ms for ms in (self._batcher.due_ms, self.rehearsing.due_ms) if ms is not None), default=None)
         if due_ms is None or self._batcher.pending() is not None or self._is_limited:
             return None
@@ -266,7 +266,7 @@ class PolicyLoop:
             if plan.rollback is None or recorded is not None:
                 raise
             # Without a rejection on the log the rollback would be carried out later, once the folder is back.
-            why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once it is there"
+            why = f"rollback {plan.rollback} can't be carried out: {error} Ask for it again once the folder is there"
             await self._reject(plan, rejection(plan, why, step_ms=0, now_ms=now_ms()))
             return
         rejected = frozenset(self._progress.rejected)

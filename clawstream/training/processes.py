@@ -271,7 +271,7 @@ class Team:
     def __init__(
         self, base: Path, settings: TrainingSettings, *, device: str, processes: Processes | None = None
     ) -> None:
-        """Start the trainer in `processes`, or in new ones; with the `device` "cuda" each has a GPU of its own."""
+        """Start the trainer in `processes`, or in new ones; on the `device` "cuda" each has a GPU of its own."""
         start = Start(backend="nccl" if device == "cuda" else "gloo", threads=threads_for(base))
         self._processes = processes or Processes(settings.processes, start)
         self._processes.ask(f"{_MEMBER}:begin", base, settings, device)

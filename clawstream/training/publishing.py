@@ -1,9 +1,9 @@
 """Whether a step's outcome may be published, and what the next step's gate has to know of the past. Pure.
 
-A step is rejected only if it is certainly bad. A measurement is an interval over a few answers, and its nearer end has
-to lie beyond the bound. Too few answers never lead to a rejection; numbers that are not finite always do. The answers
-are the step's own and the canaries, the first that the policy was trained on. An evaluation's answers are never among
-them: it asks in side turns, which give no samples.
+A step is rejected only if it is certainly bad. A measurement is an interval over a few answers, and the whole interval
+has to lie beyond the bound. Too few answers never lead to a rejection; numbers that are not finite always do. The
+answers are the step's own and the canaries, the first that the policy was trained on. An evaluation's answers are never
+among them: it asks in side turns, which give no samples.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,11 +19,11 @@ from clawstream.training.batches.memory import OPEN_NATS
 
 CANARIES = 4
 RECENT = 8  # answers of the step's own samples that are measured before and after it
-ANSWERED = 4  # of these prompts are answered again by the policy after the step, as are the canaries' prompts
+ANSWERED = 4  # of the samples' prompts are answered by the policy after the step, as are the canaries' prompts
 WRITTEN_TOKENS = 128  # the longest that such an answer may get
-BRIEF_TOKENS = WRITTEN_TOKENS // 2  # if people's answer was no longer, an answer that does not end is bad
-HELD_ANSWERS = 64  # each of another hint, the newest
-LOOKED_AT = 8  # of them, before a version is published
+BRIEF_TOKENS = WRITTEN_TOKENS // 2  # where the answer that people got was no longer, one that does not end is bad
+HELD_ANSWERS = 64  # remembered: the newest, each of another hint
+LOOKED_AT = 8  # of these are measured before a version is published
 KL_NATS = 0.1  # a token; none of 100 healthy steps of the demo's policy was rejected for it
 ENTROPY_FACTOR = 4.0  # a step may not make a policy surer, or less sure, by this factor
 ENTROPY_NATS = 0.1  # a smaller change of entropy is harmless, whatever the factor
@@ -48,12 +48,12 @@ class Canary:
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     temperature: float
-    stopped: bool = False  # something that the client asked for may have ended it
+    stopped: bool = False  # its end may come from the client's request, as from a stop string
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldAnswer:
-    """The newest answer that followed a held hint without seeing it."""
+    """The newest rehearsal of a held hint that followed it; the hint was not in the answer's prompt."""
 
     hint_id: str
     prompt_ids: tuple[int, ...]
@@ -62,7 +62,7 @@ class HeldAnswer:
     logp_nats: float  # a token, when it was written
 
     def kept(self, now: "AnswerLikelihood") -> KeptHint | None:
-        """Return what is kept of the hint; None: the answer has no finite log-prob."""
+        """Return how much less likely the answer has become since it was written; None: it has no finite log-prob."""
         lost_nats = self.logp_nats - fmean(now.logps)
         return KeptHint(hint_id=self.hint_id, lost_nats=lost_nats) if isfinite(lost_nats) else None
 
@@ -82,7 +82,7 @@ class GateMemory:
     canaries: tuple[Canary, ...] = ()
     held: tuple[HeldAnswer, ...] = ()  # of different hints, the newest last
     verdicts: tuple[JudgedReward, ...] = ()  # the latest ones, the newest last
-    as_it_is: bool = False  # the judge says yes to everything, a person was told, and it is accepted as it is
+    as_it_is: bool = False  # a judge that says yes to everything is accepted as it is: a person was told
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> "GateMemory":
@@ -104,7 +104,7 @@ class GateMemory:
     def to_look_at(
         self, held: Collection[str], samples: Sequence[SampleAssembled], *, version: int
     ) -> tuple[HeldAnswer, ...]:
-        """Return `LOOKED_AT` answers of hints that are still held and not in the batch, others for each version."""
+        """Return `LOOKED_AT` answers at most, of held hints that are not in the batch; others for each version."""
         here = {sample.hint_id for sample in samples}
         others = sorted(
             (one for one in self.held if one.hint_id in held and one.hint_id not in here), key=lambda one: one.hint_id
@@ -115,7 +115,7 @@ class GateMemory:
     def after(
         self, samples: Sequence[SampleAssembled], rehearsed: Sequence[Rehearsed] = (), *, as_it_is: bool = False
     ) -> "GateMemory":
-        """Return the memory after a step on these samples, of which some `rehearsed` hints, was kept.
+        """Return the memory after an accepted step on these samples; `rehearsed` says how open their hints were.
 
         A judge that was accepted `as_it_is` for this step stays accepted until it says no once.
         """
@@ -183,9 +183,10 @@ def _with_tuples(answer: Mapping[str, Any]) -> dict[str, Any]:
 def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | None:
     """Return why the rewards teach nothing, in words for a person; None: they do teach something.
 
-    A judge that says yes to everything is recognised by one of three signs: it began suddenly, its hints disagree,
-    or the last `ALIKE_REWARDS` are all good. A policy that improves step by step shows neither of the first two. Even
-    with the third a step teaches if it has a hint for an answer whose verdict is missing or was overruled by people.
+    A judge that says yes to everything is recognised by one of three signs: it began suddenly, it has hints for many
+    answers that it calls good, or the last `ALIKE_REWARDS` are all good. A policy that improves step by step shows
+    neither of the first two. Even with the third a step teaches if it has a hint for an answer without a verdict, or
+    for one whose verdict people overruled.
     """
     here = _verdicts(samples)
     if not here or not all(verdict.good for verdict in here):
@@ -195,8 +196,8 @@ def one_sided(samples: Sequence[SampleAssembled], memory: GateMemory) -> str | N
     chance = _chance_of_all(len(here), num_good=num_good, num_before=len(before))
     if before and chance < RARE:
         return (
-            f"all {len(here)} rewards are above 0, where {num_good} of the {len(before)} before them were: the chance "
-            f"of that is {chance:.1g}. Since then the judge says yes to everything"
+            f"all {len(here)} rewards are above 0, and {num_good} of the {len(before)} before them were: the chance of "
+            f"that is {chance:.1g}. So the judge says yes to everything"
         )
     alike = list(takewhile(lambda verdict: verdict.good, reversed((*memory.verdicts, *here))))
     hinted = sum(verdict.hinted for verdict in alike)
@@ -313,8 +314,8 @@ def _chance_of_all(num: int, *, num_good: int, num_before: int) -> float:
 class _Gain(NamedTuple):
     """How much an answer moved the way it should."""
 
-    nats: float  # a token, weighted by how strongly each should move
-    cosine: float  # of the move and the way, so that all answers count alike
+    nats: float  # per token, each weighted by how strongly it should move
+    cosine: float  # between the tokens' moves and the wanted ones; by it all answers count alike
 
 
 def _gain(way: Way, old: Sequence[float], new: Sequence[float]) -> _Gain:
@@ -334,7 +335,7 @@ def _kl(old: Sequence[float], new: Sequence[float]) -> float:
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return (low, mean, high); with 1 % each the true mean is below or above, if values are normal. None: too few."""
+    """Return (low, mean, high): the true mean is outside with 1 % on each side, if values are normal. None: too few."""
     n = len(values)
     if n < MIN_ANSWERS:
         return None

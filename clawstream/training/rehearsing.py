@@ -1,9 +1,9 @@
 """Keeps a policy's hint memory on the log, and asks for the answers that rehearse its hints.
 
-Hints are held before the step that is first trained on them, so no restart loses one. Rehearsals are asked for after
-each step; a restart may lose those of one step, and the next batch then has fewer. Where corrections are trained on at
-once, the answers to a new hint's prompts are asked for before its step. A restart asks again: for the same ones, unless
-more hints are held by then.
+A hint is held on the log before the first step that trains on it, so no restart loses it. Rehearsals are asked for
+after each step; a restart may lose the requests of one step, and the next batch then has fewer rehearsals. Where
+corrections are trained on at once, the answers to a new hint's prompts are asked for before its step. A restart asks
+for the same answers again, unless more hints are held by then.
 """
 
 import logging
@@ -48,12 +48,12 @@ class Rehearsing:
 
     @property
     def due_ms(self) -> int | None:
-        """When merged hints are trained on with the answers that there are; None: that is past, or there are none."""
+        """When merged hints are trained on with whatever answers came; None: that is past, or none are awaited."""
         due_ms = None if self.merging is None else self.merging.since_ms + ANSWERED_WITHIN_MS
         return None if due_ms is None or due_ms < now_ms() else due_ms
 
     async def merge(self, decided: int) -> None:
-        """Ask for answers to the merged hints that are still open, once after each version that was decided on."""
+        """Ask for answers to the merged hints that are still open, once after each version that was `decided`."""
         if self._merged_for == decided:
             return
         self._merged_for, hint_ids, at_ms = decided, self._memory.merging, now_ms()
@@ -62,7 +62,7 @@ class Rehearsing:
             await self._log.append(asks)
 
     async def follow(self) -> None:
-        """Follow which hints people retire, or have merged, from where `open` ended."""
+        """Follow the log from where `open` ended, and take in which hints people retire or merge."""
         async for records in self._log.follow([topics.MEMORY], self._read):
             for event in of_policy(records, self._policy_id):
                 if isinstance(event, HintRetired) and event.reason is Retired.ASKED:
@@ -96,7 +96,7 @@ class Rehearsing:
             await self._log.append(asks)
 
     async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
-        """Retire what was contradicted, and ask for the next batch's rehearsals; None: the plan's step was rejected."""
+        """Retire the contradicted hints, and ask for the next batch's rehearsals; `step` None: it was rejected."""
         if step is not None:
             self._memory.note(step)
         retired = self._memory.to_retire(self._policy_id, now_ms=now_ms()) if self._holds else []

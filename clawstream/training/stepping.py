@@ -35,7 +35,7 @@ _OF_THE_MACHINE = (
 
 
 class Stepper:
-    """Holds the trainer of a policy, or in turn of several on one base; it is kept while the settings stay the same."""
+    """Holds a trainer, of one policy or in turn of several on one base; keeps it while the settings stay the same."""
 
     def __init__(self, base: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None) -> None:
         """`machine` says how this machine computes; None: each plan's own settings are used."""
@@ -51,12 +51,13 @@ class Stepper:
         recorded: StepTaken | None, rejected: Collection[int] = (), trials: Sequence[Trial] = (),
         held: Collection[str] = (),
     ) -> Checkpoint | StepRejected:  # fmt: skip
-        """Take the plan's step on these samples and return its checkpoint, whole in `versions`; or why there is none.
+        """Take the plan's step on these samples; return its checkpoint, complete in `versions`, or the step's
+        rejection.
 
-        Only plans by older releases name samples that no step can be taken on; these are left out. `parent` is the
+        Samples that no step can be taken on are left out; only plans by older releases name such. `parent` is the
         verified folder of the parent version; None: the parent is the base. `recorded` is the step as it stands on the
-        log, `rejected` the earlier versions that were never published. `trials` and the hints that are `held` are what
-        the memory asks of a new step.
+        log, `rejected` the earlier versions that were never published. `trials` and the ids of `held` hints are for a
+        new step; both come from the hint memory.
         """
         started_s = time.perf_counter()
         settings = self._settings_of(plan, recorded=recorded is not None)
@@ -84,8 +85,8 @@ class Stepper:
     ) -> tuple[SampleAssembled, ...]:
         """Return the plan's samples, each with the one hint that its step trains on; `parent` as for `execute`.
 
-        `recorded` says that the step stands on the log. The choice follows from plan and parent: a plan that is
-        executed again has the same. Hints that the model can't read are not chosen.
+        `recorded` says that the step stands on the log. The choice follows from plan and parent, so it is the
+        same where a plan is executed again. A hint is not chosen if no step can be taken on its prompt.
         """
         settings = self._settings_of(plan, recorded=recorded)
         readable = [self._readable(sample) for sample in samples]
@@ -102,7 +103,7 @@ class Stepper:
         return tuple(with_offer(sample, number) for sample, number in zip(readable, numbers, strict=True))
 
     def _readable(self, sample: SampleAssembled) -> SampleAssembled:
-        """Return the sample without those other hints whose prompts no step could be taken on."""
+        """Return the sample without those of its other hints on whose prompts no step can be taken."""
         others = [other for number, other in enumerate(sample.other_hints, 1) if self._fits(sample, number)]
         return replace(sample, other_hints=tuple(others) if self._fits(sample, 0) else ())
 
@@ -116,7 +117,7 @@ class Stepper:
             self._team = None
 
     def _settings_of(self, plan: BatchPlanned, *, recorded: bool) -> TrainingSettings:
-        """Return the step's settings: the plan's, but this machine's own for how it computes, if the step is new."""
+        """Return the settings of the plan; for a new step, this machine's own where they say how it computes."""
         settings = TrainingSettings.model_validate_json(plan.settings)
         if recorded or self._machine is None:
             return settings

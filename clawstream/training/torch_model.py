@@ -1,10 +1,10 @@
 """A Hugging Face causal model as training needs it, with attention over packed rows.
 
 The attention is registered with transformers, so every family that looks its attention up there uses it. It calls
-torch's own for each block of the row, with a mask of that block or none: no mask grows with the square of the row, and
-segments that see nothing of each other are not multiplied. The backward pass gathers a masked block's keys and values
-again, as keeping them would copy, for each block, all that stands before it. B rows, L tokens of a row, Q tokens of a
-block, S tokens they may see, N response tokens of all rows, V the vocabulary, H the model's width.
+torch's own attention for each block of the row, with a mask of that block or none. So no mask grows with the square of
+the row, and segments that see nothing of each other are not multiplied. The backward pass gathers a masked block's keys
+and values again: to keep them would copy, for each block, all that stands before it. B rows, L tokens of a row, Q
+tokens of a block, S tokens they may see, N response tokens of all rows, V the vocabulary, H the model's width.
 """
 
 import logging
@@ -40,8 +40,8 @@ from clawstream.training.step.packing import Pack, pack, packed_batches
 
 NAME = "clawstream_tree"
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # causal, within a window or not, and nothing besides
-LARGE_TOKENS = 1024  # of a block that needs a mask
-SMALL_TOKENS = 256  # subtrees side by side are one block up to here: to mask costs less than another call
+LARGE_TOKENS = 1024  # at most, of a block that needs a mask
+SMALL_TOKENS = 256  # subtrees side by side are one block up to so many: a mask costs less than another call
 log = logging.getLogger(__name__)
 ENTROPY_ROWS = 512
 SAME_NATS = 1e-3  # how far two computations of a log-prob may differ
@@ -52,7 +52,7 @@ class AttentionBlock(NamedTuple):
 
     start: int  # in the row
     end: int
-    seen: tuple[int, ...]  # of the blocks before it, by number
+    seen: tuple[int, ...]  # the numbers of the earlier blocks that it sees
     mask_QS: Tensor | None  # None: it sees itself alone, causally
 
 
@@ -74,7 +74,7 @@ class Tree:
         self._blocks: dict[int | None, list[AttentionBlock]] = {}
 
     def blocks(self, window_tokens: int | None) -> list[AttentionBlock]:
-        """Return the blocks in the order of the row; in a window a token sees so many, itself included."""
+        """Return the blocks in the order of the row; a token sees at most `window_tokens`, itself included."""
         if window_tokens not in self._blocks:
             self._blocks[window_tokens] = self._cut(window_tokens)
         return self._blocks[window_tokens]
@@ -169,7 +169,7 @@ AttentionInterface.register(NAME, tree_attention)
 
 
 class TorchModel(Model):
-    """A causal model with float32 weights, all of them trained or those of a LoRA adapter.
+    """A causal model with float32 weights; all of them are trained, or only those of a LoRA adapter.
 
     It stays in evaluation mode, so that equal weights give equal log-probs when training and when scoring.
     Answers are computed in one packed row where the model's family is known to allow it; else each in a padded row.
@@ -192,8 +192,8 @@ class TorchModel(Model):
     ) -> "TorchModel":  # fmt: skip
         """Return the model of a Hugging Face folder; with a rank, frozen under an adapter that adds nothing yet.
 
-        Matrices but the head's are multiplied as `dtype`. With `recompute_layers` the backward pass computes each layer
-        again instead of keeping what is inside it; raises ConfigError where the model's layers can't be.
+        All matrices but the head's are multiplied in `dtype`. With `recompute_layers` the backward pass computes each
+        layer again instead of keeping what is inside it; raises ConfigError for a model that can't do so.
         """
         core = cls.loaded(folder, device)
         if recompute_layers:
@@ -272,7 +272,7 @@ class TorchModel(Model):
             parameter.copy_(self._part(value, parameter))
 
     def _readers(self, folder: Path) -> Mapping[str, Callable[[], Tensor]]:
-        """Return what reads each weight of the model that `save` wrote."""
+        """Return a function for each weight that reads it from what `save` wrote."""
         return {name: p.detach for name, p in loaded_core(folder, str(self.device)).named_parameters()}
 
     @contextmanager
@@ -341,7 +341,7 @@ class TorchModel(Model):
         found = self.logprobs([Suffix([0], [1, 2, 3], 1.0)])[0]
         if not torch.allclose(found, expected, atol=SAME_NATS):
             raise ConfigError(
-                f"{self.folder}: {type(self._core).__name__} does more to its logits than its head: log-probs differ "
+                f"{self.folder}: {type(self._core).__name__} changes its logits after its head: log-probs differ "
                 f"by {float((found - expected).abs().max()):.3g} nats. Nothing is trained. Use a model without logit "
                 "caps or scales."
             )
@@ -353,7 +353,7 @@ class TorchModel(Model):
             log.info("packing=off model_type=%s reason=not known to allow it", self._core.config.model_type)
             return
         if changes_with_length(self._core.config):
-            log.info("packing=off model=%s reason=its positions depend on the longest of a pass", self.folder)
+            log.info("packing=off model=%s reason=its positions depend on the longest row of a pass", self.folder)
             return
         example = _example(self._core.get_input_embeddings().weight.shape[0], small_tokens(self.device))
         expected_N = torch.cat([self.logprobs([suffix])[0] for suffix in example])

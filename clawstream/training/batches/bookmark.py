@@ -1,8 +1,8 @@
 """Where a policy's trainer stopped on the log, and how far it has to read for a group.
 
-A trainer never resumes past the offset where it stopped; the plans say which samples are used up. A sample is written
-before its group's settlement. So a reader of the settlement that then asks for the partitions' ends finds the sample
-below them.
+A trainer never resumes past the offset where it stopped; the plans say which samples are used up. A group's samples are
+written before its settlement. So a reader that asks for the partitions' ends after it has read the settlement finds all
+of these samples below the ends.
 """
 
 import logging
@@ -39,13 +39,13 @@ class Bookmark:
         executed = _commits(topics, [plan for plan in first_plans(planned) if plan.policy_version <= executed_version])
         unkept = {place: commit for place, commit in executed.items() if place not in kept}
         if unkept:
-            await self._log.put_back(self._group, unkept)  # so that `put_trainers_back` finds it
+            await self._log.put_back(self._group, unkept)  # so that `put_trainers_back` finds the group
         begins = await self._log.begin_offsets(topics)
         refuse(self._group, await contradicted(self._log, executed | kept, begins), TRUST_LOG)
         return {place: min(commit.offset, kept.get(place, commit).offset) for place, commit in executed.items()}
 
     async def keep(self, topics: Sequence[str], plan: BatchPlanned) -> None:
-        """Note where an executed plan ends, and the digest of the record before; if this fails, an older note stays."""
+        """Note where an executed plan ends, and the digest of the record before; if this fails, an older one stays."""
         commits = _commits(topics, [plan])
         if not commits:
             return
@@ -67,7 +67,7 @@ async def put_trainers_back(of: Log) -> dict[str, list[Contradiction]]:
 
 
 def _commits(topics: Sequence[str], executed: Sequence[BatchPlanned]) -> dict[PartitionId, Commit]:
-    """Return where the plans, in their order, end, as commits of a group."""
+    """Return where the executed plans, which are in order, end: as commits of a consumer group."""
     if not executed:
         return {}
     return {
@@ -90,7 +90,7 @@ async def _with_digests(of: Log, commits: Mapping[PartitionId, Commit]) -> dict[
 
 
 class Horizon:
-    """Asks for the topics' ends at the start, and again after settlements were read."""
+    """Finds out past which settlements the log is read, by the topics' ends at the start and after settlements."""
 
     def __init__(self, topics: Sequence[str], log: Log) -> None:
         self._topics = topics
@@ -101,7 +101,7 @@ class Horizon:
         self._begun = False
 
     async def passed(self, settled: Iterable[str], positions: Mapping[tuple[str, int], int]) -> list[str] | None:
-        """Return the settled groups whose samples are all read as of this call; None: the ends are not reached yet.
+        """Return the settled groups that now turn out to have no unread samples; None: the ends are not reached yet.
 
         `positions` are the next offsets to read.
         """

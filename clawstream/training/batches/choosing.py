@@ -1,7 +1,7 @@
 """Which waiting samples make up the next batch, and when. Pure.
 
-A batch is due once enough samples wait, or one waited for long. Where corrections are trained on at once, one is due as
-soon as the policy has answered its hint's prompts often enough, or that took too long.
+A batch is due once enough samples wait, or one waited for long. Where corrections are trained on at once, a correction
+is due as soon as the policy has answered its hint's prompts often enough, or after a minute.
 """
 
 from collections import Counter
@@ -13,9 +13,9 @@ from clawstream.events import SampleAssembled, hint_id_of
 from clawstream.training.batches.trainable import ModelLimits, hint_counts
 
 CORRECTION_ANSWERS = 12  # asked for at a correction
-ENOUGH_ANSWERS = 8  # to train on it: some of those asked for may run into a limit
+ENOUGH_ANSWERS = 8  # to train on a correction: some of the answers asked for may run into a limit
 ANSWERED_WITHIN_MS = 60_000  # after this a correction is trained on with the answers that there are
-MAX_OPEN_CORRECTIONS = 4  # whose answers are asked for; more wait for these, so that engines have room for people
+MAX_OPEN_CORRECTIONS = 4  # answers are asked for so many at a time, so that engines have room for people
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ class Arrival:
     timestamp_ms: int  # when the broker appended it
     sample: SampleAssembled
     waits_since_ms: int | None = None  # since when the revision that it replaced waited; None: it replaced none
-    asked_ms: int | None = None  # when a correction's answers were asked for; None: they were not, or it is none
-    again: bool = False  # it was set aside and is used after all: its offset doesn't say how far was read
+    asked_ms: int | None = None  # when a correction's answers were asked for; None: not yet, or it is no correction
+    again: bool = False  # a dead letter that is used after all: its offset doesn't say how far the log is read
 
     @property
     def since_ms(self) -> int:
@@ -86,11 +86,11 @@ def to_correct(waiting: Iterable[Arrival], rules: BatchRules) -> tuple[SampleAss
 def choose(
     waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int, merging: Merging | None = None
 ) -> list[str]:
-    """Return the names of the next batch's samples in training order: rehearsals last. Empty: no batch is due.
+    """Return the ids of the next batch's samples in training order: rehearsals last. Empty: no batch is due.
 
-    A batch is of corrections alone, or has none. The answers to a correction's prompts are taken with it. So are all
-    other rehearsals that wait, the newest first, up to half of the batch. Where no other batch is due, one may be of
-    merged hints, and so of rehearsals alone.
+    Beside rehearsals, a batch has either corrections alone or no correction. Answers to a correction's prompts come
+    with it. Rehearsals of earlier hints, the newest of those that wait, make up at most half of a batch. Where no such
+    batch is due, one of rehearsals alone may be due, for merged hints.
     """
     fresh = {name: arrival for name, arrival in waiting.items() if arrival.sample.hint_id is None}
     rehearsals = {name: id_ for name, arrival in waiting.items() if (id_ := arrival.sample.hint_id) is not None}
@@ -113,7 +113,7 @@ def choose(
 
 
 def _merged(rehearsals: Mapping[str, str], merging: Merging, *, now_ms: int) -> list[str]:
-    """Return the answers to merged hints, once there are enough of each or in time, and as many others beside them."""
+    """Return the answers to merged hints, once each has enough or a minute is over, and as many other rehearsals."""
     own = [name for name, hint_id in rehearsals.items() if hint_id in merging.hint_ids]
     num_answers = Counter(rehearsals[name] for name in own)
     waits_long = now_ms - merging.since_ms >= ANSWERED_WITHIN_MS
@@ -124,7 +124,7 @@ def _merged(rehearsals: Mapping[str, str], merging: Merging, *, now_ms: int) -> 
 
 
 def due_ms(waiting: Mapping[str, Arrival], rules: BatchRules) -> int | None:
-    """Return when a batch is due of what waits, if nothing more comes; None: none will be, as only rehearsals wait."""
+    """Return when the waiting samples become a batch if no others come; None: never."""
     fresh = [arrival for arrival in waiting.values() if arrival.sample.hint_id is None]
     asked = [one.asked_ms + ANSWERED_WITHIN_MS for one in fresh if one.asked_ms is not None]
     others = [one.since_ms + rules.max_wait_ms for one in fresh if not corrects(one.sample, rules)]
@@ -132,7 +132,7 @@ def due_ms(waiting: Mapping[str, Arrival], rules: BatchRules) -> int | None:
 
 
 def rehearsals_beside(num_fresh: int, *, share: float) -> int:
-    """Return how many rehearsals a batch may have beside so many other samples, to be `share` of the whole."""
+    """Return how many rehearsals to add to `num_fresh` other samples, to be `share` of the batch."""
     return ceil(num_fresh * share / (1 - share) - 1e-9)  # 3 at a share of .4 are 2.0000000000000004
 
 

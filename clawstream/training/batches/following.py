@@ -1,8 +1,8 @@
-"""The samples that a policy is trained on: the live ones, those of the promoted replay, or those of one replay.
+"""The samples that a policy is trained on: live ones, the promoted replay's, or, in a retraining, one replay's.
 
 Reading begins where the newest executed plan ends, or at a lower bookmark. So samples of plans that are still to be
-executed are read again.
-A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so the lines stay few however many samples come.
+executed are read again. A reason is logged when 1, 2, 4, 8 ... samples were dropped for it, so that the lines stay few
+however many samples come.
 """
 
 import asyncio
@@ -98,14 +98,14 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
         DropReason.LATE: "another revision of their turns is trained on already (training.late)",
         DropReason.SUPERSEDED: "a newer revision of their turns came",
         DropReason.STALE: "they are more than training.max_versions_behind versions old",
-        DropReason.OVERTAKEN: "they rehearse hints and were answered by a policy more than one version ago",
+        DropReason.OVERTAKEN: "they rehearse hints, and were answered more than one version ago",
         DropReason.NO_SIGNAL: "they have nothing that training.method learns from",
         DropReason.OTHER_POLICY: "another policy than policy.id gave the answers",
         DropReason.UNGROUPED: "they are of no group, and training.method = 'stepwise' learns from groups alone",
         DropReason.LEFT_OUT: "their groups were settled without them",
-        DropReason.UNSETTLED: "their groups were not settled",
+        DropReason.UNSETTLED: "their groups were not settled in time",
     }
-)  # REPEATED has no words: the first record counts. Nor has UNTRAINABLE: its dead letter says why
+)  # no words for REPEATED, as the first record counts, nor for UNTRAINABLE, as its dead letter says why
 
 
 def grown(dropped: Mapping[DropReason, int], logged: Counter[DropReason]) -> dict[DropReason, int]:
@@ -169,18 +169,18 @@ class Following:
             self._arrived.set()
 
     def turn_to(self, replay: str | None, *, executed_version: int) -> None:
-        """Train on the samples of `replay` from now on; waiting samples of another source are read again later."""
+        """Train on the samples of `replay` (None: the live ones) from now on; the waiting ones are read again later."""
         if replay is not None and self._is_grouped and replay not in self._grouped_replays:
             raise ConfigError(
                 f"training.method = 'stepwise' learns from groups, and replay {replay} was begun under another method, "
-                "so it settled none. Nothing is trained. Take that method, replay the log again under a new name, or "
-                "promote the live samples"
+                "so it settled none. Nothing is trained. Set the method that it was begun under, replay "
+                "the log again under a new name, or promote the live samples"
             )
         if replay is not None and self._settings.policy.by_key and self._retraining is None:
             raise ConfigError(
                 f"replay {replay} is promoted, and policy.adapters is 'by_key': its samples are of all keys, and would "
-                "train the shared policy alone. Nothing is trained. Take it back (`clawstream replay rollback`), or "
-                "train a policy of its own on it (`clawstream train --samples`)"
+                "train the shared policy alone. Nothing is trained. Take the promotion back "
+                "(`clawstream replay rollback`), or train a policy of its own on it (`clawstream train --samples`)"
             )
         for task in self.reading:
             task.cancel()
@@ -201,12 +201,12 @@ class Following:
         log.info("samples_from replay=%s version=%d", replay, executed_version)
 
     async def rule(self) -> None:
-        """Do what people decided about samples that are set aside, and ask for the late samples' new answers."""
+        """Carry out what people decided about dead letters, and ask for new answers to late samples' prompts."""
         await self._quarantine.rule(self._topic, self.batcher)
         await self.ask_again()
 
     async def ask_again(self) -> None:
-        """Write to the log which prompts are to be answered again, each once."""
+        """Write to the log which prompts of late samples are to be answered again, each once."""
         async with self._one_asking:
             batcher = self.batcher
             late = batcher.to_refresh()
@@ -279,7 +279,7 @@ class Following:
         self._arrived.set()
 
     async def _look_ahead(self, horizon: Horizon | None, settled: Sequence[str], batcher: Batcher) -> None:
-        """Tell the batcher which settled groups get no more samples, the log being read past their settlement."""
+        """Tell the batcher which settled groups get no more samples, as the log is read past their settlements."""
         passed = None if horizon is None else await horizon.passed(settled, self._positions)
         if passed is not None:
             batcher.read_past(passed)
@@ -289,7 +289,7 @@ class Following:
     ) -> dict[tuple[str, int], int]:
         """Return where to read from; log each partition whose beginning lies after the newest executed plan's end."""
         for place, begin in begins.items():
-            # A key's policy ends long ago where nothing was said under its key since, so that nothing need be missing.
+            # A key's newest plan may be old because nothing was said under the key since: then no sample is missing.
             if executed.get(place, begin) < begin and key_of_policy(self._settings.policy.id) is None:
                 log.warning(
                     "samples_unread partition=%s-%s from=%d to=%d reason=past the topic's retention",

@@ -1,8 +1,8 @@
 """The hint memory: which hints a policy holds on to, and which of them to rehearse next. Pure.
 
-A hint is held from the batch that is first trained on it. Equal hints under one key are one hint, which is rehearsed on
-some prompts that it was said of; a new prompt replaces the one asked longest ago. Hints and prompts are bounded. Most
-rehearsals are of hints that had none for long, as only a rehearsal shows how far a policy is from following a hint.
+A hint is held from the first batch that trains on it. Equal hints under one API key are one hint. It is rehearsed on up
+to `PROMPTS_A_HINT` prompts that it was said of; a new prompt replaces the one rehearsed longest ago. Hints rehearsed
+longest ago come first, as only a rehearsal shows how far the policy is from following a hint.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,14 +29,14 @@ from clawstream.training.batches.trainable import num_alike, with_hint
 
 MAX_HINTS = 256
 PROMPTS_A_HINT = 8
-OPEN_NATS = 0.05  # a token: an answer that does not follow its hint is some .2 from it
-TRIED_PROMPTS = 64  # the newest of a key, for a correction
-REMEMBERED = 4096  # samples: those of the plan that a restart takes again are among the newest
-MERGED_STEPS = 6  # that are taken at most, one after the other, on a merged hint that is still open
-CONTRADICTED_AFTER = 4  # answers that followed a hint and that its person rejected, none accepted since
-TELLING_NATS = 1.0  # what answers that follow a hint have to gain by it; else the base does without what the hint asks
+OPEN_NATS = 0.05  # per token; above this a hint is open: an answer that does not follow it is at about 0.2
+TRIED_PROMPTS = 64  # of a key, the newest: a correction's hint is tried in these
+REMEMBERED = 4096  # the newest samples that are known as held: a restart executes only the newest plan again
+MERGED_STEPS = 6  # taken at most, one after the other, on a merged hint while it is open
+CONTRADICTED_AFTER = 4  # answers in a row that followed a hint and that its person rejected
+TELLING_NATS = 1.0  # a hint that gives its rehearsals less is not tried: the base half does what it asks without it
 TRIALS_A_SAMPLE = 2  # held hints that an answer is tried against
-LONGEST_AGO_FIRST = 2  # hints that were not rehearsed for longest, for each most open one: their loss is not measured
+LONGEST_AGO_FIRST = 2  # hints rehearsed longest ago for each most open one: nobody measured what they lost since
 T = TypeVar("T")
 
 
@@ -55,30 +55,30 @@ class HeldHint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A sample's prompt with a held hint that nobody said of its answer: did the answer follow the hint?
+    """A test of whether a sample's answer followed a held hint that nobody said of it.
 
-    It did if it gains half of what answers that rehearsed the hint, and followed it, gained.
+    It did if the base finds the answer likelier with the hint in the prompt, by `least_gain_nats` or more.
     """
 
     hint_id: str
     sample_id: str
     hinted_prompt_ids: TokenIds
     accepted: bool  # its person took the answer well
-    least_gain_nats: float
+    least_gain_nats: float  # half of what answers gained that rehearsed the hint and followed it
 
 
 @dataclass(slots=True)
 class _Hint:
-    """A held hint, and its prompts, the one that was rehearsed longest ago first."""
+    """A held hint and its prompts; the prompt that was rehearsed longest ago is the first."""
 
     held_since_ms: int
     said: HintHeld  # the last saying
     prompts: list[HintHeld]
-    since_round: int  # in which it was said or asked for last
+    since_round: int  # the round in which it was last said or rehearsed
     open_nats: float | None = None  # at its last rehearsal; None: it had none that was measured
-    steps_left: int = 0  # that may still be taken on it alone, while it is open: it is merged
-    gain_nats: float | None = None  # of answers that rehearsed and followed it, the newest count most; None: unknown
-    num_rejected: int = 0  # answers that followed it and were rejected, since one was accepted
+    steps_left: int = 0  # of a merged hint: how many steps may still be taken for it alone, while it is open
+    gain_nats: float | None = None  # mean of its rehearsals that followed it, the newest counting most; None: unknown
+    num_rejected: int = 0  # answers that followed it and were rejected, since the last that was accepted
     tried_at: int = 0  # its place among the trials of its key's hints; 0: it had none
 
     @property
@@ -88,12 +88,12 @@ class _Hint:
 
 @dataclass(slots=True)
 class HintMemory:
-    """The fold of a policy's `HintHeld`, `HintRetired` and rehearsals. Its hints stand in the order of last saying."""
+    """The fold of a policy's `HintHeld`, `HintRetired` and rehearsals; the hint that was said last is the last."""
 
     max_hints: int = MAX_HINTS
     _hints: dict[str, _Hint] = field(default_factory=dict)
     _known: dict[str, None] = field(default_factory=dict)  # samples whose hint was held, the newest last
-    _said: dict[tuple[str, str], None] = field(default_factory=dict)  # hints and turns, as far as they were held
+    _said: dict[tuple[str, str], None] = field(default_factory=dict)  # a hint and a turn that it is held for
     _round: int = 0
 
     def learn(self, event: HintHeld | HintRetired) -> None:
@@ -112,10 +112,10 @@ class HintMemory:
             self._hints[event.hint_id] = hint
 
     def note(self, step: StepTaken, *, was_read: bool = False) -> None:
-        """Take in what a step found: how open the hints were that it rehearsed, which others were lost, and which
-        answers followed a hint and how these were taken. Of several answers to a hint the most open counts.
+        """Take in a step: how open its rehearsed hints were, which other hints were lost, and which answers followed a
+        hint and were accepted or rejected. Of several rehearsals of one hint the most open counts.
 
-        Where the step `was_read` from the log, a hint that was merged before has a step less left.
+        A step that `was_read` from the log counts as one of the steps of each merged hint that it rehearsed.
         """
         found: dict[str, float] = {}
         for one in step.rehearsed:
@@ -139,10 +139,10 @@ class HintMemory:
                 hint.num_rejected = 0 if followed.accepted else hint.num_rejected + 1
 
     def to_try(self, samples: Iterable[SampleAssembled]) -> list[Trial]:
-        """Return which answers that their person took well, or rejected, are to be tried against which of their hints.
+        """Return the trials of the samples' answers, each against some held hints of its API key.
 
-        The hints of an API key take turns, and one comes the sooner, the more answers were rejected that followed it.
-        Without a key nobody knows whose hint an answer was to follow. What tools or limits did is nobody's word.
+        A key's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Answers
+        without a key (nobody knows whose hints they had to follow), with tool calls, or cut off are not tried.
         """
         trials: list[Trial] = []
         for sample in samples:
@@ -169,20 +169,20 @@ class HintMemory:
         return trials
 
     def to_retire(self, policy_id: str, *, now_ms: int) -> list[HintRetired]:
-        """Return the events of the hints that their person contradicted."""
+        """Return the events that retire the hints which their person contradicted."""
         contradicted = [name for name, hint in self._hints.items() if hint.num_rejected >= CONTRADICTED_AFTER]
         return _retired(policy_id, contradicted, Retired.CONTRADICTED, now_ms)
 
     def to_hold(
         self, plan: BatchPlanned, samples: Sequence[SampleAssembled], *, now_ms: int
     ) -> list[HintHeld | HintRetired]:
-        """Return the events of the plan's hints, and of those that have to go to make room for them."""
+        """Return the events that hold the hints of the plan's samples, and that retire others to make room for them."""
         held = [
             event
             for sample in samples
             if (event := _held(sample, plan.policy_id, plan.policy_version, now_ms)) is not None
             and event.sample_id not in self._known
-            # A further answer to a turn is no new saying.
+            # Another answer to the same turn does not say the hint again.
             and (sample.refreshed_id is None or (event.hint_id, event.turn_id) not in self._said)
         ]
         new = {event.hint_id for event in held}
@@ -191,10 +191,10 @@ class HintMemory:
         return [*_retired(plan.policy_id, others[:num_over], Retired.CROWDED_OUT, now_ms), *held]
 
     def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
-        """Return prompts to rehearse after `version` was planned: `count`, and more while hints are open.
+        """Return the rehearsals to ask for after `version` was planned: `count`, and up to `count` more for open hints.
 
-        They are of the hints that were said or rehearsed longest ago, and of those that are most open; of each key one
-        before a second of any. Then there is one more for each open hint, up to `count` more. Each call is a round.
+        The first `count` are of the hints said or rehearsed longest ago and of the most open ones; each key gets one
+        before any gets a second. Then each open hint gets one more, until there are `count` more. Each call is a round.
         """
         self._round += 1
         asked: dict[str, RehearsalAsked] = {}
@@ -217,10 +217,10 @@ class HintMemory:
             asked[prompt.turn_id] = _asked(prompt, version, now_ms)
 
     def to_correct(self, sample: SampleAssembled, count: int, *, now_ms: int) -> list[RehearsalAsked]:
-        """Return `count` requests for answers to prompts with the sample's hint; none if the hint can't be rehearsed.
+        """Return `count` requests for answers that teach the sample's hint; none if the hint can't be rehearsed.
 
-        The prompts are the sample's own and the newest others under its key that hints were said of, in turn. The same
-        sample gives the same requests as long as nothing new is held.
+        The requests take turns between the sample's own prompt and the newest other prompts of held hints under its
+        key. The same sample gives the same requests as long as nothing new is held.
         """
         own = _held(sample, sample.policy_id, 0, now_ms)
         if own is None:
@@ -233,16 +233,16 @@ class HintMemory:
 
     @property
     def prompts_by_hint(self) -> list[tuple[HintHeld, ...]]:
-        """The prompts of each held hint, the one that was said last at the end."""
+        """The prompts of each held hint; the prompt that the hint was last said of is the last."""
         return [tuple(sorted(hint.prompts, key=lambda one: one.held_at_ms)) for hint in self._hints.values()]
 
     @property
     def merging(self) -> frozenset[str]:
-        """The merged hints that are still to be trained on, whatever else there is."""
+        """The ids of the merged hints that are open and have steps left."""
         return frozenset(name for name, hint in self._hints.items() if hint.steps_left and hint.is_open)
 
     def to_merge(self, *, version: int, now_ms: int) -> list[RehearsalAsked]:
-        """Return requests for answers to the prompts of each hint of `merging`, to which one step less is left then."""
+        """Return requests for answers to the prompts of each hint in `merging`; they use up one of its steps."""
         asked: list[RehearsalAsked] = []
         for name in sorted(self.merging):
             hint = self._hints[name]
@@ -253,7 +253,7 @@ class HintMemory:
 
     @property
     def held(self) -> tuple[HeldHint, ...]:
-        """What is held, in the order of last saying."""
+        """The held hints, in the order in which they were last said."""
         return tuple(
             HeldHint(
                 hint_id=hint_id,
@@ -268,7 +268,7 @@ class HintMemory:
         )
 
     def _spread(self) -> Iterator[_Hint]:
-        """Return the hints in the order of rehearsal, again from the beginning as often as a hint may have prompts."""
+        """Return the hints in their order of rehearsal, repeated as often as a hint may have prompts."""
         by_key: dict[str | None, list[_Hint]] = {}
         for hint in _by_turns(self._longest_ago(), self._most_open()):
             by_key.setdefault(hint.said.key_name, []).append(hint)
@@ -285,7 +285,7 @@ class HintMemory:
 
 
 def _remember(known: dict[T, None], new: T) -> None:
-    """Add to what is known, and forget the oldest of more than `REMEMBERED`."""
+    """Add `new`; if more than `REMEMBERED` are known then, forget the oldest."""
     known[new] = None
     if len(known) > REMEMBERED:
         del known[next(iter(known))]
@@ -306,7 +306,7 @@ def _retired(policy_id: str, hint_ids: Iterable[str], reason: Retired, at_ms: in
 
 
 def _held(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) -> HintHeld | None:
-    """Return the event that holds the sample's hint; None: it has none, or its answers are not the policy's own."""
+    """Return the event that holds the sample's hint; None: it has none, or its log-probs are not the policy's."""
     hint, hinted_ids = sample.hint, sample.hinted_prompt_ids
     if hint is None or hinted_ids is None or sample.hint_id is not None or not sample.sampling.of_the_policy:
         return None
@@ -329,10 +329,10 @@ def _held(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) ->
 
 
 def _with_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
-    """Return the other prompt with `own`'s hint in place of its own; None: that can't be done token by token.
+    """Return `other` with `own`'s hint in place of its own hint; None: that can't be done token by token.
 
-    Both prompts end alike from the hint's place on. The last token before that place may have become another one, as a
-    tokenizer may join it with the hint's first characters; then both prompts have to have the same token there.
+    After the hint's place all prompts have the same tokens. A tokenizer may join the last token before that place with
+    the hint's first characters, and so change it; then both prompts must have the same token there.
     """
     said = (own.prompt_ids, own.hinted_prompt_ids)
     tail = num_alike([*said, other.prompt_ids, other.hinted_prompt_ids], -1)
@@ -345,9 +345,9 @@ def _with_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
 
 
 def common(memories: Iterable[HintMemory], policy_id: str, *, at_least: int) -> list[list[HintHeld]]:
-    """Return the hints that at least so many memories hold, each as another policy holds it that all keys share.
+    """Return the hints that `at_least` memories or more hold, each as the policy that all share is to hold it.
 
-    Each is on prompts of these memories in turn, so that no key has all of them.
+    A hint's prompts come from these memories in turn, so that not all are of one key.
     """
     said: dict[str, list[tuple[HintHeld, ...]]] = {}
     for memory in memories:
@@ -363,8 +363,8 @@ def common(memories: Iterable[HintMemory], policy_id: str, *, at_least: int) -> 
 
 
 def merged_into(held: HintHeld, version: int, now_ms: int) -> HintHeld:
-    """Return the event by which the policy, whose newest version this is, is to learn the hint from now on."""
-    # Of the key's own event no more would be heard where the hint was merged before, and retired.
+    """Return the event that has the policy learn the hint from now on; `version` is the policy's newest."""
+    # Under the key's own sample_id the memory would ignore a hint that was merged before and retired since.
     own_id = derived_id("merged", held.sample_id, now_ms)
     return replace(held, sample_id=own_id, policy_version=version, held_at_ms=now_ms, merged=True)
 
@@ -381,7 +381,7 @@ def _asked(prompt: HintHeld, version: int, now_ms: int) -> RehearsalAsked:
 
 
 def _request(prompt: HintHeld, *, session_id: str, number: int, now_ms: int) -> RehearsalAsked:
-    """Return the request, in a session of its own: with another's record no stage would forget the prompt's session."""
+    """Return the request, in a session of its own: in the prompt's, it would keep stages from forgetting that one."""
     return RehearsalAsked(
         session_id=session_id,
         turn_id=prompt.turn_id,

@@ -1,8 +1,8 @@
 """Which samples make up the next batch. Pure: time and versions come in as arguments.
 
 Every sample is in at most one batch, however often it is read: a plan on the log is executed as it stands, and no later
-plan takes a sample that it names. For a turn and a judge at most one revision is planned: the newest one read by then.
-The prompt of a later revision may be answered again; until that is asked for on the log, plans end below that revision.
+plan takes its samples. Of each turn and judge at most one revision is planned: the newest one read by then. A later one
+may have its prompt answered again; until the log asks for that, plans' offsets stay below it, so a restart reads it.
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ from clawstream.training.batches.choosing import (
 from clawstream.training.batches.progress import first_plans, versions_behind
 from clawstream.training.batches.trainable import SettledGroups, flaw, hint_counts
 
-REHEARSED_WITHIN_VERSIONS = 1  # a rehearsal is of today's policy: an older one is dropped
+REHEARSED_WITHIN_VERSIONS = 1  # a rehearsal that is more versions behind is dropped: it shows an older policy
 T = TypeVar("T")
 _Judge = tuple[str, str]  # the judge and its prompt's version
 _Revision = tuple[bool, int, int]  # a later revision is greater
@@ -40,7 +40,7 @@ class DropReason(StrEnum):
     LATE = "late"  # another revision of its turn is in a plan
     SUPERSEDED = "superseded"  # a newer revision of its turn came
     STALE = "stale"  # sampled too many versions ago
-    OVERTAKEN = "overtaken"  # a rehearsal by an older policy than today's or the one before
+    OVERTAKEN = "overtaken"  # a rehearsal that was answered more than one version ago
     NO_SIGNAL = "no_signal"  # it holds only signals to which this method gives no weight
     OTHER_POLICY = "other_policy"
     UNGROUPED = "ungrouped"  # it belongs to no group, and this method trains only groups
@@ -51,7 +51,7 @@ class DropReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The content of a plan: samples in training order, and where each partition is read on from after it."""
+    """The content of a plan: samples in training order, and the offset from which each partition is read after it."""
 
     samples: tuple[SampleAssembled, ...]
     offsets: tuple[TopicOffset, ...]
@@ -76,16 +76,16 @@ class Batcher:
         self._read: dict[tuple[str, int], int] = {}  # partition -> next offset to read
         self._taken: set[str] = set()  # in a plan
         self._stale: set[str] = set()  # dropped as too old; a later revision of their turns may still be planned
-        self._turns: defaultdict[str, dict[_Judge, _Revision]] = defaultdict(dict)  # planned, by answer
+        self._turns: defaultdict[str, dict[_Judge, _Revision]] = defaultdict(dict)  # planned revisions, by answer
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # ids of waiting samples, by answer
         self._newest: dict[_Answer, _Revision] = {}  # the newest revision of answers with feedback
         self._late: dict[str, Arrival] = {}  # late samples whose prompts are to be answered again, by turn
-        self._asked: set[str] = set()  # turns whose prompts were asked to be answered again
+        self._asked: set[str] = set()  # turns for which the log asks that their prompts be answered again
         self._taken_back: set[str] = set()  # hints of corrections that were replaced before they were trained on
         self._groups = SettledGroups()
-        self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # ids of waiting samples
+        self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # ids of waiting samples, by group
         self._is_current = False  # whether everything is read that stood on the log when reading began
-        self._chosen: dict[str, Arrival] = {}  # the samples of the newest `due`, whose plan is on its way to the log
+        self._chosen: dict[str, Arrival] = {}  # the samples that `due` returned last; their plan is being written
         self._pending: list[BatchPlanned] = []
         self._found: dict[str, SampleAssembled] = {}  # samples of pending plans, by id
         for plan in first_plans(planned):
@@ -96,7 +96,7 @@ class Batcher:
         self._wanted = {name for plan in self._pending for name in plan.sample_ids}
 
     def receive(self, arrival: Arrival) -> DropReason | None:
-        """Take in one record of the samples topic; return why it will be in no new batch, None where it may be."""
+        """Take in one record of the samples topic; return why no new batch will have its sample, None where one may."""
         where = (arrival.topic, arrival.partition)
         if not arrival.again:
             self._read[where] = max(self._read.get(where, 0), arrival.offset + 1)
@@ -126,12 +126,12 @@ class Batcher:
         self._drop([n for n in here if self._groups.leaves_out(self._waiting[n].sample)], DropReason.LEFT_OUT)
 
     def read_past(self, group_ids: Iterable[str]) -> None:
-        """Note that reading has reached the ends that the log had at its start and after these settlements."""
+        """Note that reading has reached the ends that the log had when reading began and after these settlements."""
         self._is_current = True
         self._groups.read_past(group_ids)
 
     def flaw(self, sample: SampleAssembled) -> str | None:
-        """Return why a sample of ours can't be trained on; None: it can, or it is not ours to train on."""
+        """Return why the sample can't be trained on; None: it can, or it would not be trained on here anyway."""
         ours = self.wants(sample.sample_id) or self._refusal(sample) in (None, DropReason.UNTRAINABLE)
         return flaw(sample, self._rules.limits) if ours else None
 
@@ -173,7 +173,7 @@ class Batcher:
         """Return the batch to plan now, if there is one; its samples keep waiting until `plan` is called.
 
         A newer revision that is read meanwhile is late if the plan reaches the log, else it replaces the older one.
-        `now_ms` is compared with the log's own times. While a plan is pending, no batch is due: steps run one by one.
+        `now_ms` is compared with times on the log. While a plan is pending, no batch is due: steps run one by one.
         """
         self._drop_old(parent_version, now_ms)
         if self._pending or not self._waiting:
@@ -203,11 +203,11 @@ class Batcher:
         self._drop(self._groups.end(turn.turn_id for turn in plan.turns), DropReason.LEFT_OUT)
 
     def to_refresh(self) -> tuple[Arrival, ...]:
-        """Return the late samples whose prompts are to be answered again, one of each turn."""
+        """Return the late samples whose prompts are to be answered again, at most one for each turn."""
         return tuple(self._late.values())
 
     def asked(self, arrivals: Iterable[Arrival]) -> None:
-        """Note that the log now asks for these prompts to be answered again."""
+        """Note that the log now asks for new answers to these samples' prompts."""
         for arrival in arrivals:
             self._late.pop(arrival.sample.turn_id, None)
             self._asked.add(arrival.sample.turn_id)
@@ -222,13 +222,13 @@ class Batcher:
         return to_correct(self._waiting.values(), self._rules)
 
     def corrected(self, samples: Iterable[SampleAssembled], now_ms: int) -> None:
-        """Note that these corrections' answers were asked for; one that was replaced meanwhile is passed over."""
+        """Note that these corrections' answers were asked for; a correction replaced meanwhile is ignored."""
         for name in self._waiting.keys() & {sample.sample_id for sample in samples}:
             self._waiting[name] = replace(self._waiting[name], asked_ms=now_ms)
 
     @property
     def due_ms(self) -> int | None:
-        """When a batch is due of what waits, if nothing more comes; None: none will be."""
+        """When the waiting samples become a batch if no others come; None: never."""
         if self._rules.grouped:
             settled_ms = self._groups.oldest_ms(self._waiting)
             return None if settled_ms is None else settled_ms + self._rules.max_wait_ms
@@ -273,7 +273,7 @@ class Batcher:
             self._late[sample.turn_id] = arrival
 
     def _rivals(self, sample: SampleAssembled) -> list[Arrival]:
-        """Return the waiting revisions of the sample's turn; several where groups count, or no judge was asked."""
+        """Return the sample's waiting revisions; there may be several where groups count, or no judge was asked."""
         waiting = [self._waiting[name] for name in self._revisions.get(sample.answer_id, ())]
         return [other for other in waiting if _is_one(_judge(other.sample), _judge(sample))]
 
@@ -308,13 +308,13 @@ class Batcher:
         return {corrected_hint(sample) for sample in samples if corrects(sample, self._rules)}
 
     def _take_back(self, hint_ids: set[str]) -> None:
-        """Drop the answers to hints that were never trained on and are not said any more, also those still to come."""
+        """Drop answers to hints that were replaced before they were trained on; answers still to come are refused."""
         self._taken_back |= hint_ids
         answers = [name for name, one in self._waiting.items() if one.sample.hint_id in hint_ids]
         self._drop(answers, DropReason.SUPERSEDED)
 
     def _drop(self, names: Iterable[str], reason: DropReason) -> None:
-        """Drop the named samples, as far as they wait."""
+        """Drop those of the named samples that wait."""
         self.dropped.update(reason for name in names if self._let_go(name) is not None)
 
     def _let_go(self, name: str) -> Arrival | None:
@@ -330,7 +330,7 @@ class Batcher:
             self._turns[turn.turn_id][turn.judge, turn.prompt_version] = _revision(turn)
 
     def _drop_old(self, parent_version: int, now_ms: int) -> None:
-        """Drop samples by versions too old for the parent, and those whose groups were not settled in time."""
+        """Drop samples of versions too old for the parent, and samples whose groups were not settled in time."""
         waiting, unsettled_ms = self._waiting, self._rules.max_unsettled_ms
         kept = self._open  # the answers to a correction that waits are trained on with it, however old
         old = [

@@ -1,4 +1,4 @@
-"""What the log says of a policy so far, and what it still lacks. Pure.
+"""What the log says of a policy so far, and which events it still lacks. Pure.
 
 The one rule: of two events with one id the first on the log counts. So a version stays what it was first published as,
 and a step that is taken again must have the same outcome.
@@ -49,9 +49,9 @@ class PolicyProgress:
                 self.active = event.policy_version
 
     def decided(self, version: int) -> int:
-        """Return the version up to which nothing is left to do; `version` is the newest one that is whole on disk.
+        """Return the newest version number that is decided: on disk (`version` is the newest there) or rejected.
 
-        Numbers of rejected steps after `version` count too, up to the first plan that is still to be executed.
+        Numbers of rejected steps after `version` count only up to the first plan that is still to be executed.
         """
         first_open = min((plan.policy_version for plan in self.pending(version)), default=inf)
         return max([version, *(plan.policy_version for plan in self.plans if plan.policy_version < first_open)])
@@ -94,7 +94,8 @@ class PolicyProgress:
                 f"checkpoint {checkpoint.path}: its manifest has sha256 {checkpoint.manifest_sha256[:12]}, but version "
                 f"{version} of {published.policy_id} was published with {(published.manifest_sha256 or 'none')[:12]}. "
                 "It is not published again and nothing is trained. Restore the folder from a backup. Or, on the "
-                "machine that took the step, remove it: the step is taken again. Elsewhere, set a policy.id of its own."
+                "machine that took the step, remove the folder: the step is taken again. On another machine, set a "
+                "policy.id of its own."
             )
         events: list[PolicyEvent] = [] if version in self.steps else [checkpoint.step]
         return events if published is not None else [*events, publication(checkpoint, now_ms=now_ms)]
@@ -137,7 +138,7 @@ def rejection(plan: BatchPlanned, why: str, *, step_ms: int, now_ms: int) -> Ste
 
 
 def publication(checkpoint: Checkpoint, *, now_ms: int, policy_id: str | None = None) -> PolicyPublished:
-    """Return the event by which engines take over the checkpoint; `policy_id`: another policy that starts from it."""
+    """Return the event that makes engines load the checkpoint; `policy_id`: another policy that starts from it."""
     policy_id = policy_id or checkpoint.plan.policy_id
     return PolicyPublished(
         policy_id=policy_id,
@@ -169,7 +170,7 @@ def resume_offsets(planned: Iterable[BatchPlanned], executed_version: int) -> di
 
 
 def versions_behind(sample: SampleAssembled, parent_version: int, rejected: Collection[int]) -> int:
-    """Return how many versions, up to the parent, were published after the one of the sample's last token.
+    """Return how many versions, up to the parent, were published after the newest that sampled a token of the answer.
 
     Numbers of rejected steps don't count. 0 where the sample names no version.
     """

@@ -1,7 +1,7 @@
-"""Samples that can't be trained on: each becomes a dead letter before reading goes on, and is used if that is asked.
+"""Samples that can't be trained on: each becomes a dead letter before reading goes on. A person may have it used later.
 
-The one rule: a dead letter's replay stays asked for until the step on its sample is taken. A trainer that is killed in
-between finds in the queue what is left to do; the plans say what was done.
+The one rule: a dead letter that is to be replayed stays open until the step on its sample is taken. A trainer that is
+killed before that finds in the queue what is left to do; the plans say what was done.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Given:
-    """What of the dead letters was given to a batcher, or is none of its business."""
+    """Which dead letters were given to a batcher, and which concern other policies."""
 
     sample_ids: dict[DeadLetterId, str] = field(default_factory=dict)  # by the replayed dead letter that held it
     lent: set[DeadLetterId] = field(default_factory=set)  # refused again, but offered for a pending plan
@@ -44,7 +44,7 @@ class TrainingQuarantine(Quarantine):
         self._told: set[DeadLetterId] = set()
 
     async def receive(self, record: Arrived, batcher: Batcher) -> None:
-        """Give the record's sample to the batcher; an unusable record is in the queue when this returns.
+        """Give the record's sample to the batcher; an unusable record is a dead letter when this returns.
 
         A sample that a pending plan names goes to the batcher in any case. Raises TooManyFailures where too many
         records can't be used.
@@ -66,7 +66,7 @@ class TrainingQuarantine(Quarantine):
                 log.info("sample=%s turn=%s trained=never reason=late", sample.sample_id, sample.turn_id)
 
     async def rule(self, topic: str, batcher: Batcher) -> None:
-        """Use or close the dead letters that people decided about, of the topic that the batcher's samples come from.
+        """Use or close the dead letters of `topic`, the batcher's topic, that people decided about.
 
         A replayed sample that was refused again still goes to the batcher where a pending plan names it.
         """
@@ -107,7 +107,7 @@ class TrainingQuarantine(Quarantine):
             await self._close(dead_letter)
 
     def _lend(self, record: Arrived, batcher: Batcher, given: "_Given") -> None:
-        """Give the batcher a refused sample that a pending plan names, so that the step can be taken (without it)."""
+        """Give the batcher a refused sample that a pending plan names: then the step can be taken (without it)."""
         sample = _sample(record)
         given.lent.add(self.id_of(record))
         if sample is not None and batcher.wants(sample.sample_id):

@@ -1,9 +1,9 @@
 """What a sample has to be for a step to be taken on it, and which groups can be trained on as a whole. Pure.
 
-A sample that breaks a step is found before a plan names it, since every restart would meet that plan again. The samples
-that a group's settlement names are planned together, or never. A group is ready once all of them are here, or once the
-log is read up to its settlement: a sample missing by then never comes. Of the hints that were offered for a sample a
-step takes one.
+A sample on which a step would fail is found before a plan names it: else every restart would execute the plan again and
+fail. The samples that a group's settlement names are planned together, or never. A group is ready once all of them were
+read, or once the log is read up to the settlement: a sample that is missing by then never comes. A step trains a sample
+on one of the hints that were offered for it.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ def flaw(sample: SampleAssembled, limits: ModelLimits) -> str | None:
 
 
 def hint_counts(sample: SampleAssembled, *, by_engine: bool) -> bool:
-    """Return whether a sample's hint counts; with an engine as teacher it needs the scores that came with it."""
+    """Return whether a sample's hint counts: with an engine as teacher, only if the engine's scores came with it."""
     return sample.hinted_prompt_ids is not None and (not by_engine or sample.teacher_logprobs is not None)
 
 
@@ -39,7 +39,7 @@ def offers(sample: SampleAssembled) -> tuple[OfferedHint, ...]:
 
 
 def with_offer(sample: SampleAssembled, number: int) -> SampleAssembled:
-    """Return the sample with the hint of that number among its offers, and no others."""
+    """Return the sample with only the hint that has this number among its `offers`."""
     if not (offered := offers(sample)):
         return sample
     taken = offered[number]
@@ -49,9 +49,9 @@ def with_offer(sample: SampleAssembled, number: int) -> SampleAssembled:
 def with_hint(
     said_of: TokenIds, hinted: TokenIds, prompt_ids: TokenIds, *, tail: int | None = None
 ) -> TokenIds | None:  # fmt: skip
-    """Return a prompt with the hint that made `hinted` of the prompt `said_of`; None: not possible token by token.
+    """Return `prompt_ids` with the hint that made `hinted` out of `said_of`; None: not possible token by token.
 
-    It stands before the last `tail` tokens, which all three end with; without `tail` these are as many as can be.
+    The hint stands before the last `tail` tokens, which all three prompts share; by default these are all they share.
     """
     tail = num_alike([said_of, hinted, prompt_ids], -1) if tail is None else tail
     said, with_it, there = (ids[: len(ids) - tail] for ids in (said_of, hinted, prompt_ids))
@@ -63,7 +63,7 @@ def with_hint(
 
 
 def num_alike(rows: Sequence[TokenIds], way: int = 1) -> int:
-    """Return how many tokens the rows begin with alike; with -1 for `way`, end with."""
+    """Return how many tokens the rows have in common at their beginning or, if `way` is -1, at their end."""
     first, *others = (ids[::way] for ids in rows)
     low, high = 0, min(map(len, rows))
     while low < high:  # by halves: whole tuples are compared much faster than tokens
@@ -86,7 +86,7 @@ def _misaligned(sample: SampleAssembled) -> str | None:
         "student_logprobs": sample.student_logprobs,
     }
     if (sample.teacher_logprobs is None) != (sample.student_logprobs is None):
-        return "it has the log-probs of a teacher or of a student: expected both or neither, to hold against each other"
+        return "it has log-probs of only one of teacher and student: expected both, to compare them, or neither"
     for name, values in rows.items():
         if values is not None and len(values) != num_tokens:
             return f"{name} has {len(values)} values: expected {num_tokens}, one per token of the response"

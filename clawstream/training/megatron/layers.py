@@ -28,7 +28,7 @@ from clawstream.training.megatron.shape import Shape, Sizes
 
 
 class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
-    """A matrix that is cut by row, multiplied as the configuration's `autocast_dtype`; so is its gradient.
+    """A matrix that is cut by row, multiplied in the configuration's `autocast_dtype`; so is its gradient.
 
     Torch's autocast is off: with it Megatron's backward pass would exchange gradients in the uncast type.
     """
@@ -42,7 +42,7 @@ class ColumnLinear(ColumnParallelLinear):  # type: ignore[misc]
 class RowLinear(RowParallelLinear):  # type: ignore[misc]
     """A matrix that is cut by column, multiplied as `ColumnLinear` is; its parts are summed in float32.
 
-    Megatron casts the stream from layer to layer to the precision of the values added to it.
+    Megatron casts the residual stream to the precision of the values that are added to it.
     """
 
     def _forward_impl(self, input: Tensor, weight: Tensor, **given: Any) -> Tensor:  # noqa: A002  # its name there
@@ -68,7 +68,7 @@ class Norm(nn.Module):
 
 
 class Exact(nn.Module):
-    """Replaces a head's norm: Megatron rotates heads in the precision that they come in."""
+    """Stands in for a head's norm to make heads float32: Megatron rotates them in the precision they have."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class Rotary(nn.Module):
         self._tensor = tensor
 
     def get_rotary_seq_len(self, _context: Any, decoder: Any, arrived: Any, config: Any, *_: Any) -> int:
-        """Return how many tokens a row has, where this process may hold a part of them."""
+        """Return how many tokens a row has; this process may hold only a part of them."""
         hidden: Tensor = decoder.input_tensor if decoder.input_tensor is not None else arrived
         return int(hidden.shape[0]) * (self._tensor if config.sequence_parallel else 1)
 
@@ -146,7 +146,7 @@ def read_by(stage: nn.Module, reading: PiecewiseCache) -> Iterator[None]:
 
 
 class Gpt(GPTModel):  # type: ignore[misc]
-    """Megatron's model up to the head's input: the head is applied elsewhere, to few of the tokens."""
+    """Megatron's model up to the head's input; the head is applied elsewhere, to answers' tokens alone."""
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
@@ -157,7 +157,7 @@ def gpt(
 ) -> Gpt:  # fmt: skip
     """Return a stage of the model without weights; its process groups are Megatron's current ones.
 
-    The layers' matrices are multiplied as `dtype`; weights are float32, and so is what goes from layer to layer.
+    The layers' matrices are multiplied in `dtype`; weights, and the states between layers, are float32.
     """
     initialize_rng_tracker(inference_rng_tracker=True)  # without dropout no process draws a random number
     model = Gpt(
@@ -239,7 +239,7 @@ def _block(shape: Shape, sizes: Sizes) -> TransformerBlockSubmodules:
 
 
 class _Windowed:
-    """Makes each layer's attention."""
+    """Makes each layer's attention, with the layer's window."""
 
     def __init__(self, windows: tuple[int | None, ...]) -> None:
         self._windows = windows

@@ -1,8 +1,8 @@
 """A causal model cut over processes, as a trainer needs it.
 
-Every process of a copy of the model gets the same samples; each copy computes its share of a batch. Answers' log-probs
-come out on a pipeline's last stage, and are sent to the other stages where they are asked for outside of a step. L
-tokens, B rows, N response tokens, V the vocabulary rows of this process, H the model's width.
+Every process of a copy of the model gets the same samples; each copy computes its share of a batch. A pipeline's last
+stage computes the answers' log-probs, and outside of a step sends them to the other stages. L tokens, B rows, N
+response tokens, V the vocabulary rows of this process, H the model's width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ from clawstream.training.step.packing import shares
 
 
 def join(sizes: Sizes) -> None:
-    """Make Megatron's process groups of torch.distributed's processes, in place of those that there were."""
+    """Make Megatron's process groups from torch.distributed's processes; earlier groups are removed."""
     for group in parallel_state._global_process_group_list or ():  # noqa: SLF001  # it forgets its groups; their threads stay
         if group is not None:
             dist.destroy_process_group(group)
@@ -65,7 +65,7 @@ def join(sizes: Sizes) -> None:
 
 
 class MegatronModel(SharedModel):
-    """This process' part of a model: some layers, and of those some rows or columns."""
+    """This process' part of a model: some of its layers, and some rows or columns of their matrices."""
 
     def __init__(self, folder: Path, stage: Any, shape: Shape, sizes: Sizes, device: torch.device) -> None:
         self.folder = folder
@@ -90,7 +90,7 @@ class MegatronModel(SharedModel):
         """Return this process' part of the model of a Hugging Face folder; with a rank, frozen under an adapter that
         adds nothing yet. Megatron's process groups exist already.
 
-        Matrices but the head's are multiplied as `dtype`. With `recompute_layers` the backward pass computes each layer
+        Matrices but the head's are multiplied in `dtype`. With `recompute_layers` the backward pass computes each layer
         again instead of keeping what is inside it.
         """
         config = configuration(folder)
@@ -117,7 +117,7 @@ class MegatronModel(SharedModel):
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Put the gradients where the weights are moved; after the block the moved weights are in every copy."""
+        """Give each copy the gradients of the parts that it moves; after the block every copy has all moved weights."""
         for name, parameter in self.trained.items():
             assert parameter.grad is not None, "they were summed over all processes"
             self.moved[name].grad = part(parameter.grad.contiguous(), self._data)
@@ -214,7 +214,7 @@ class MegatronModel(SharedModel):
         self.published_dtype = torch.float32
 
     def _save_adapter(self, adapter: PeftModel, folder: Path) -> None:
-        """Write one file of weights, as peft and engines have it: an adapter is small enough for the one that leads."""
+        """Write one file of weights, as peft and engines read it: the leading process has room for an adapter."""
         mine = {name: value.clone() for name, value in self._collected({"": self.trained}).items()}
         everyones: list[Any] | None = [None] * dist.get_world_size() if self.leads else None
         dist.gather_object(mine, everyones)
@@ -263,7 +263,10 @@ class MegatronModel(SharedModel):
         return kept(place.part(torch.cat(values), self._tensor.rank())).to(self.device)
 
     def _counts(self, name: str) -> bool:
-        """Whether this process counts a parameter: its part of one that is cut; of one held whole, once for all."""
+        """Whether this process counts a parameter.
+
+        Each process counts its part of a parameter that is cut. Only one counts a parameter that all hold whole.
+        """
         place = self._places[name]
         return not place.copied and (place.axis is not None or self._tensor.rank() == 0)
 
@@ -271,7 +274,7 @@ class MegatronModel(SharedModel):
         return ((name, value.detach()) for name, value in tensors.items() if self._counts(name))
 
     def _hidden(self, ids_BL: Tensor) -> Tensor:
-        """Return this stage's output [L, B, H] for the rows; only its own tokens where they are cut by sequence."""
+        """Return this stage's output [L, B, H] for the rows; only its own tokens where rows are cut by token."""
         short = -ids_BL.shape[1] % self._sizes.tensor
         if self._sizes.by_sequence and short:
             ids_BL = functional.pad(ids_BL, (0, short))
@@ -289,7 +292,7 @@ class MegatronModel(SharedModel):
             hidden_LBH = gather_from_sequence_parallel_region(hidden_LBH, group=self._tensor)
             # Without the padding that made the row's length divisible by the processes.
             return answers, answers.before(hidden_LBH[: answers.ids_RL.shape[1]].transpose(0, 1))
-        # After `before`: backward, this sums a copy of a gradient that is not contiguous, and returns the gradient.
+        # Only after `before`: backward, this call would return a gradient that is not contiguous without summing it.
         hidden_NH = answers.before(hidden_LBH.transpose(0, 1))
         return answers, copy_to_tensor_model_parallel_region(hidden_NH, group=self._tensor)
 

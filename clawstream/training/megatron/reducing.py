@@ -1,4 +1,4 @@
-"""What the processes of one model compute together: pieces, gradients and the vocabulary.
+"""What the processes of one model compute together: passes over pieces, sums of gradients, and log-probs.
 
 No process sees another's logits: only maxima, sums and a few candidates are exchanged. N places, E tokens asked about
 at each of them, V the rows of this process that stand for a token, K the likeliest.
@@ -18,11 +18,11 @@ from clawstream.training.megatron.shape import Shape, Sizes
 
 
 def reduce_gradients(stage: Any, shape: Shape, sizes: Sizes) -> None:
-    """Sum all gradients over copies of the model; sum those of shared weights over the processes that share them too.
+    """Sum all gradients over copies of the model; sum those of shared weights also over the processes that share them.
 
-    Several processes hold a shared weight, and use it for different tokens, heads or stages: norms and
-    whole factors of adapters where tokens are cut by sequence, norms of heads where heads are cut, and an embedding
-    whose weights are the head's on another stage. A process that computed nothing adds 0.
+    Processes that share a weight use it for different tokens, heads or stages. They share norms and whole factors of
+    adapters where rows are cut by token, the norms of heads where heads are cut, and an embedding whose weights are the
+    head's on another stage. A process that computed nothing adds 0.
     """
     data, tensor = parallel_state.get_data_parallel_group(), parallel_state.get_tensor_model_parallel_group()
     for name, parameter in stage.named_parameters():
@@ -43,7 +43,7 @@ def reduce_gradients(stage: Any, shape: Shape, sizes: Sizes) -> None:
 
 
 def clip(parameters: Sequence[tuple[nn.Parameter, bool]], max_norm: float, group: dist.ProcessGroup) -> float:
-    """Scale gradients down to the norm where it is larger; return the norm before.
+    """Scale the gradient down to `max_norm` if its norm is larger; return the norm before.
 
     Each parameter comes with whether this process is the one that counts it.
     """
@@ -69,7 +69,7 @@ def run(
 ) -> None:
     """Take each group through all stages; every process of every stage calls this.
 
-    `step` computes this stage's part: what the next one goes on with, or on the last one the sum to go backward from.
+    `step` computes this stage's part: the next stage's input or, on the last stage, the sum to call backward on.
     """
     if not groups:
         return
@@ -98,7 +98,7 @@ class VocabularyRows(NamedTuple):
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, vocabulary: int) -> "VocabularyRows":
-        """Return this process' rows of a vocabulary that is padded to equal parts; padding is no token."""
+        """Return this process' rows of a vocabulary that is padded to equal parts, without the padding."""
         size = -(-vocabulary // group.size())
         first = size * group.rank()
         return cls(first, min(size, vocabulary - first), group)
@@ -144,7 +144,7 @@ def whole(logits_BV: Tensor, rows: VocabularyRows, vocabulary: int) -> Tensor:
 
 
 def _normaliser(logits_NV: Tensor, rows: VocabularyRows) -> Tensor:
-    """Return the log of the sum [N] of all processes' exponentials."""
+    """Return the log-sum-exp [N] of the logits of all processes."""
     largest_N = logits_NV.detach().amax(1)
     dist.all_reduce(largest_N, op=dist.ReduceOp.MAX, group=rows.group)
     total_N = _summed((logits_NV - largest_N.unsqueeze(1)).exp().sum(1), rows)

@@ -18,7 +18,7 @@ _ROPES = frozenset({"default", "linear", "llama3"})  # others scale attention, o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Over how many processes a model is cut; `processes` is a multiple of their product."""
+    """Over how many processes a model is cut; `processes` is a multiple of `tensor` times `pipeline`."""
 
     processes: int
     tensor: int = 1
@@ -31,7 +31,7 @@ class Sizes:
 
     @property
     def by_sequence(self) -> bool:
-        """Whether norms and what is between layers are cut by token over the `tensor` processes."""
+        """Whether norms, and the states between layers, are cut by token over the `tensor` processes."""
         return self.tensor > 1
 
 
@@ -42,7 +42,7 @@ def sizes_of(training: TrainingSettings) -> Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Llama, Mistral or Qwen3."""
+    """The sizes of a Llama, Mistral or Qwen3 model."""
 
     vocabulary: int
     width: int
@@ -63,7 +63,7 @@ class Shape:
 
 
 def shape_of(folder: Path, config: Any) -> Shape:
-    """Return the shape; raises ConfigError for a model that would be computed otherwise than by transformers."""
+    """Return the shape; raises ConfigError for a model that Megatron would not compute as transformers does."""
     if config.model_type not in _FAMILIES:
         raise _refused(folder, f"model_type = {config.model_type!r}", f"one of {', '.join(sorted(_FAMILIES))}")
     for name in ("attention_bias", "mlp_bias"):

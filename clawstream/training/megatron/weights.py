@@ -1,11 +1,11 @@
 """Weights and adapters between Hugging Face files and the processes that hold parts of them.
 
-A parameter here is some Hugging Face tensors joined along their first axis. An index lists the rows (of some matrices
-the columns) that a process holds; by it a weight, or anything of its shape, is taken apart and gathered again. All
-processes with parts of a stage's tensors divide the gathering and writing. A kind of tensor is a prefix of its name, as
-in `exp_avg/model.norm.weight`. Each joined tensor has an adapter of its own, and the adapters' factors are joined too:
-a matrix cut by row has `up` cut alike and `down` whole; one cut by column has `up` whole. O rows of this process, C its
-columns, P joined matrices, R the rank.
+A parameter here is one or more Hugging Face tensors, joined along their first axis. An index lists the rows (of some
+matrices the columns) that a process holds. With it a weight, or a tensor of the same shape, is cut into parts and put
+together again. The processes that hold parts of a stage's tensors share the work of gathering and writing. The kind of
+a tensor is a prefix of its name, as in `exp_avg/model.norm.weight`. Each joined tensor has an adapter of its own, and
+the adapters' factors are joined too. A matrix cut by row has `up` cut likewise and `down` whole; one cut by column has
+`down` cut and `up` whole. O rows of this process, C its columns, P joined matrices, R the rank.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class ParameterSource:
     names: tuple[str, ...]  # Hugging Face's, joined along the first axis
     rows: tuple[int, ...]  # of each of them
     axis: int | None  # along which processes hold different parts; None: all hold the whole
-    indices: tuple[Tensor, ...]  # what each process holds along the axis of what is joined; -1: nothing, padding
+    indices: tuple[Tensor, ...]  # by process, its indices along the joined tensor's `axis`; -1: padding
     copied: bool = False  # another stage holds the same parameter, and writes it
 
     def part(self, joined: Tensor, rank: int) -> Tensor:
@@ -56,7 +56,7 @@ class ParameterSource:
         return [(rows, *rest) for rows in self.rows]
 
     def whole(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the Hugging Face tensors of the parts of all processes."""
+        """Return the Hugging Face tensors, given the parts of all processes."""
         if self.axis is None:
             return dict(zip(self.names, torch.split(parts[0], list(self.rows)), strict=True))
         shape = list(parts[0].shape)
@@ -121,7 +121,7 @@ def _layer(shape: Shape, layer: int, tensor: int) -> dict[str, ParameterSource]:
 
 
 def _by_group(shape: Shape) -> Tensor:
-    """Return the rows of queries, keys and values as Megatron has them: a group's queries, its key, its value."""
+    """Return the rows of queries, keys and values in Megatron's order: group by group, queries, key, value."""
     queries = torch.arange(shape.num_heads * shape.head_width).view(shape.num_groups, -1)
     keys = torch.arange(shape.num_groups * shape.head_width).view(shape.num_groups, -1) + queries.numel()
     return torch.cat([queries, keys, keys + keys.numel()], 1).flatten()
@@ -166,7 +166,7 @@ class Folder:
 
 
 def held(place: ParameterSource, rank: int, part: Sequence[int], folder: Folder) -> Tensor:
-    """Return the part, of this shape, that a process holds of the folder's tensors."""
+    """Return the part that a process holds of the folder's tensors; `part` is its shape."""
     values = [folder.read(name, shape) for name, shape in zip(place.names, place.shapes(part), strict=True)]
     return place.part(values[0] if len(values) == 1 else torch.cat(values), rank)
 
@@ -177,7 +177,7 @@ def collected(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return those Hugging Face tensors of every kind that this process of `group` is to write, in main memory.
 
-    With `shapes`, the whole shapes by name, every copy holds a part of each tensor; without, all of it.
+    With `shapes`, the shapes of whole tensors by name, every copy holds a part of each; without, all of it.
     """
     mine: dict[str, Tensor] = {}
     tensors = [(kind, name, value) for kind, values in state.items() for name, value in values.items()]
@@ -198,7 +198,7 @@ def collected(
 
 
 def _together(value: Tensor, place: ParameterSource, owner: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
-    """Return the Hugging Face tensors on the process that is to have them; nothing on the others."""
+    """Return the Hugging Face tensors on the process `owner`; nothing on the others."""
     here = group.rank() == owner
     if value.ndim == 0 or place.axis is None:
         if not here:

@@ -1,17 +1,17 @@
 """The loss of a planned batch under the settings' method: the scores made beforehand, and each piece's sum.
 
 Scores made before the optimizer's first step (the teacher's, the reference's, and those that the ratio starts from)
-stay the same through all its steps. A gap is a token's log-prob by the teacher less that by the student; the same code
-scores both. With the trainer as teacher, both are its own scores at the temperature of sampling; in a contrast the
-student is the teacher itself without the hint, so a gap is what the hint changes. With an engine, both are engines'
-scores at temperature 1, which came with the sample; the student's version is never older than the answer's. Ratios and
-leash always use the trainer's scores. By support, gaps of the policy's own likeliest tokens at each place act in place
-of the sampled token's.
+stay the same through all its steps. A gap is a token's log-prob by the teacher less that by the student. With the
+trainer as teacher, the same code makes both scores, at the temperature of sampling; in a contrast the student is the
+teacher without the hint, so a gap is what the hint changes. With an engine as teacher, both are engines' scores at
+temperature 1, which came with the sample; the student's version is never older than the answer's. Ratios and leash
+always use the trainer's scores. By support, the gaps of the policy's likeliest tokens at each place replace that of the
+sampled token.
 
-Before all this the hint is chosen where several were offered. By the fall it is the one under which the teacher finds
-the answer least likely: without a hint it finds it as likely whichever is taken. By the overlap it is the one whose
-teacher's likeliest tokens are most often among the policy's, as in OpenClaw-RL since spring 2026. Of equals the longest
-is taken. B samples, T response tokens, K of the teacher's likeliest, S of the policy's, O offered hints.
+Before that, one of several offered hints is chosen. The rule "fall" takes the hint with which the teacher finds the
+answer least likely: that hint lowers it most. The rule "overlap" takes the hint with which the teacher's likeliest
+tokens are most often the policy's too, as OpenClaw-RL does since spring 2026. Of equals the longest is taken. B
+samples, T response tokens, K likeliest tokens of the teacher, S of the policy, O offered hints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class Scored:
     judges: JudgeAccuracy = field(default_factory=JudgeAccuracy)
 
     def wanted(self, index: int) -> float | None:
-        """How much the sample's answer is to become likelier, hints aside; None: there is no signal."""
+        """How much likelier the answer is to become (below 0: less likely), hints aside; None: no signal."""
         if self.advantages is not None:
             return self.advantages[index]
         sample = self.samples[index]
@@ -100,7 +100,7 @@ class Scored:
         return float(open_T.mean()) if len(open_T) else None
 
     def gain_nats(self, index: int) -> float | None:
-        """The answer's log-prob by the reference, if that teaches, with the hint less without; None: unknown."""
+        """How much likelier the hint makes the answer to the reference, if that is the teacher; None: unknown."""
         teacher_T, plain_T = self.hinted.get(index), self.students.get(index)
         if plain_T is None and self.reference is not None:
             plain_T = self.reference[index]
@@ -127,7 +127,7 @@ class BatchLoss:
             self._signals = replace(self._signals, gap_clip_nats=inf, gap_mask_nats=inf)
             self.objective = replace(self.objective, importance_cap=None)
         if self._by_support:
-            self._signals = replace(self._signals, gap_clip_nats=0.0)  # of the sampled token, which has no part in it
+            self._signals = replace(self._signals, gap_clip_nats=0.0)  # the sampled token's gap has no part in it
 
     def score(
         self,
@@ -188,7 +188,7 @@ class BatchLoss:
     def _supports(
         self, chosen: Sequence[int], unhinted: list[Suffix], questions: list[Suffix], teacher: Weights | None
     ) -> dict[int, Support]:
-        """Return the policy's likeliest tokens at each place of the chosen answers; none unless these are trained."""
+        """Return the policy's likeliest tokens at each place of the chosen answers; empty unless these are trained."""
         if not self._by_support:
             return {}
         budget = self._budget_tokens
@@ -252,10 +252,10 @@ class BatchLoss:
         return total, tally, self._gaps(scored, group, known, trained_BT)
 
     def _token_scores(self, scored: Scored, group: Sequence[int]) -> tuple[TokenScores, Tensor, Tensor | None]:
-        """Return the policy's scores, also of the teacher's likeliest tokens; the teacher's scores of these; and the
-        policy's of its own likeliest tokens before the steps, None unless these are trained.
+        """Return the policy's scores, also of the teacher's likeliest tokens; the teacher's scores of these tokens; and
+        the policy's scores of its own likeliest tokens before the steps, None unless these are trained.
 
-        The teacher's are [B, T, K], NaN where there are none; K is 0 where the teacher is asked for none.
+        The teacher's scores are [B, T, K], NaN where there are none; K is 0 where its likeliest tokens are not needed.
         """
         suffixes = [scored.plain[i] for i in group]
         if self._top_tokens is None and not self._by_support:
@@ -290,7 +290,7 @@ class BatchLoss:
         return LogProbs(old_BT, sampled_BT, reference_BT, scores.entropy_BT), _padded(trained, like_BT=here_BT) == 1
 
     def _gaps(self, scored: Scored, group: Sequence[int], known: LogProbs, trained_BT: Tensor) -> Gaps:
-        """Return how far the policy is from its teacher: a contrast says what the hint changes, so it is not used."""
+        """Return the gaps between teacher and policy, also in a contrast, where the loss uses other gaps."""
         compared = replace(scored, students={}) if self._contrasts else scored
         gap_BT = _gap(compared, group, known.old)
         known_BT = trained_BT & gap_BT.isfinite()
@@ -315,7 +315,7 @@ class BatchLoss:
         return Support(ids_TS, nothing_TS, nothing_TS)
 
     def _nothing(self, num_tokens: int, num_asked: int) -> tuple[Tensor, Tensor]:
-        """Return ids to ask about where nobody reads the scores, and NaN in place of these."""
+        """Return ids to ask about where nobody reads their scores, and NaN in place of the scores."""
         shape, device = (num_tokens, num_asked), self._model.device
         return torch.zeros(shape, dtype=torch.long, device=device), torch.full(shape, torch.nan, device=device)
 

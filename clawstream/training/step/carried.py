@@ -1,12 +1,12 @@
 """What a trainer remembers from version to version beside tensors. Pure.
 
-It is the learning rate's course, the rewards of answers that call tools, how often judges and people agreed, and the
-gate's memory.
+It remembers the learning rate's schedule, the rewards of answers that call tools, how often judges and people agreed,
+and the gate's memory.
 
 The learning rate falls with the updates, never under a quarter of its peak, and starts again at its peak when people
-want something else. Two signs say so, of which one needs no rewards: the mean of the last rewards fell far below its
-best, or the last hints are much further from what the policy says than they were at best. An answer's gap is how much
-more probable the policy finds it than its teacher, who saw the hint: nats, the mean over its trained tokens.
+want something else. Either of two signs says so: the mean of the last rewards fell far below its best, or the mean of
+the last gaps rose far above its least. The second sign needs no rewards. An answer's gap is here how much likelier the
+policy finds it than its teacher, which saw the hint: in nats, the mean over its trained tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from typing import Any
 from clawstream.events import SampleAssembled
 from clawstream.training.publishing import GateMemory
 
-CONSTANT_UPDATES = 8  # at the peak; after these the rate falls with the inverse square root
+CONSTANT_UPDATES = 8  # updates at the peak; after these the rate falls with the inverse square root
 LEAST_SHARE = 0.25  # of the peak; it is reached after 128 updates
 WINDOW = 128  # rewards, or gaps
-RESTART_DROP = 0.5  # of the mean of rewards -1 and 1: over five standard deviations, if the rewards were coin tosses
-TRUSTED_VERDICTS = 8  # that are taken to be right before people checked any
-LEAST_REWARDS = 8  # fewer have no mean to speak of
-RESTART_FACTOR = 2.0  # of the mean gap
+RESTART_DROP = 0.5  # of the mean reward: over five of its standard deviations, if rewards of -1 and 1 were coin tosses
+TRUSTED_VERDICTS = 8  # a judge begins as if so many of its verdicts had been checked and right
+LEAST_REWARDS = 8  # the mean of fewer is not used
+RESTART_FACTOR = 2.0  # of the mean gap over its least
 RESTART_DEVIATIONS = 7.0  # of a window's mean gap; a smaller rise above the least of many windows may be chance
 
 
@@ -50,7 +50,7 @@ class Schedule:
         return replace(self, num_updates=self.num_updates + 1, last_rewards=last, best_mean=best)
 
     def having_seen(self, gaps: Sequence[float]) -> "Schedule":
-        """Return the schedule once the step's gaps, of its hinted answers, are known: the next step goes by them."""
+        """Return the schedule with the gaps of the step's hinted answers; only the next step's rate goes by them."""
         last = (*self.last_gaps, *gaps)[-WINDOW:]
         least = self.least_gap
         if len(last) == WINDOW:
@@ -71,9 +71,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCalls:
-    """The rewards of answers that call tools, of which nearly all are good: what is usual teaches nothing.
+    """The rewards of answers that call tools. Nearly all are good, so only how far one is from their mean teaches.
 
-    Other answers are people's to judge, where what is usual is what they want, so their rewards are taken as they are.
+    People judge other answers, and what they usually praise is what they want: these rewards stay as they are.
     """
 
     last_rewards: tuple[float, ...] = ()  # at most a window of them, the newest last
@@ -108,7 +108,7 @@ class JudgeAccuracy:
         return max(0.0, 2 * accuracy - 1)
 
     def after(self, samples: Sequence[SampleAssembled]) -> "JudgeAccuracy":
-        """Return it with the answers of a step that both a judge and a person scored."""
+        """Return the accuracy after a step, with its answers that both a judge and a person scored."""
         last_agreed = dict(self.last_agreed)
         for sample in samples:
             if sample.reward and sample.person_reward and not sample.cut:
@@ -123,7 +123,7 @@ def _judge(sample: SampleAssembled) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """All of it, as a checkpoint keeps it, so that a rollback restores it."""
+    """All that a trainer remembers beside tensors; a checkpoint keeps it, so that a rollback restores it."""
 
     schedule: Schedule = Schedule()
     tool_calls: ToolCalls = ToolCalls()

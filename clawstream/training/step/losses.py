@@ -1,12 +1,12 @@
 """The loss of one update: a policy gradient or a distillation, and a leash to the reference. Pure.
 
-A sample has a reward, a hint, or both. A mask says which, so that an absent reward is never a reward of 0 and the
-number in its place is never read. The functions return sums and what to divide them by, not means, so that a batch in
+A sample has a reward, a hint, or both. Masks say which, so that an absent reward is never a reward of 0 and the number
+in its place is never read. The functions return sums and what to divide them by, not means, so that a batch computed in
 pieces gives the gradient of the whole. A token takes part only if it is trained and every number it needs is finite. Of
 any other token no number is read, NaN included, and its gradient is exactly 0.
 
-Suffixes name the axes: B answers, T response tokens of the longest one, N response tokens of all answers, K tokens that
-the teacher likes best, L input tokens of a row, R rows (one where they are packed). Log-probs are in nats.
+Suffixes name the axes: B answers, T response tokens of the longest one, N response tokens of all answers, K likeliest
+tokens of the teacher, L input tokens of a row, R rows (one where they are packed). Log-probs are in nats.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.training.step.packing import Pack, Tokens
 
-GAP_MASK_NATS = -0.1  # below this the teacher likes a token clearly less than the student does
-GAP_CLIP_NATS = 5.0  # a token's gap between teacher and policy is clipped to this, both ways: it may be 20
+GAP_MASK_NATS = -0.1  # below this the teacher finds a token clearly less likely than the student does
+GAP_CLIP_NATS = 5.0  # a token's gap is clipped to this, in both directions: unclipped it may be 20
 SUPPORT_CLIP_NATS = 1.0  # the same for each of the policy's likeliest tokens, where a hint is learned on these
 MAX_KL_DIFFERENCE_NATS = 10.0
 LEAST_TAIL = 1e-7  # the least probability of the other tokens together: the K tokens' float32 sum may reach 1
@@ -35,7 +35,7 @@ class Signals:
     w_binary: float = 1.0
     w_opd: float = 1.0
     gap_clip_nats: float = GAP_CLIP_NATS
-    gap_mask_nats: float = GAP_MASK_NATS  # a negative reward falls on gaps below this alone
+    gap_mask_nats: float = GAP_MASK_NATS  # a hinted answer's negative reward counts only where the gap is below this
 
 
 @torch.no_grad()
@@ -49,8 +49,8 @@ def token_advantages(
     gap_BT      [B, T] float, nats: teacher (which saw the hint) less student; read only where hinted_B
     hinted_B    [B] bool
 
-    A hinted sample's negative reward falls only on tokens that the teacher likes clearly less than the student does:
-    tokens that the hint does not object to are not punished with the rest.
+    A hinted sample's negative reward counts only for tokens that the teacher finds clearly less likely than the student
+    does: tokens against which the hint says nothing are not punished.
     """
     rewarded_B1 = (rewarded_B & (signals.w_binary > 0)).unsqueeze(1)
     hinted_B1 = (hinted_B & (signals.w_opd > 0)).unsqueeze(1)
@@ -70,7 +70,7 @@ def has_signal(rewarded_B: Tensor, hinted_B: Tensor, *, signals: Signals) -> Ten
 
 
 class Suffix(NamedTuple):
-    """An answer to score, after what it answered."""
+    """An answer to score, and the prompt that it follows."""
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
@@ -78,7 +78,7 @@ class Suffix(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and response."""
+        """The number of tokens of prompt and response."""
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
@@ -118,7 +118,7 @@ class Answers:
 
     def before(self, hidden_RLH: Tensor) -> Tensor:
         """Return the states [N, H] from which each response token is predicted."""
-        # Not by indexing, whose backward pass sums the gradients of answers after one place in no fixed order.
+        # Not by indexing: its backward pass sums the gradients of answers that follow one place in no fixed order.
         return nn.functional.embedding(self._place_N, hidden_RLH.flatten(0, 1))
 
     def rows(self, values_N: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class LogProbs(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSums:
-    """A part's contribution to the figures of the whole batch; parts are added up."""
+    """What one piece of a batch adds to the figures of the whole; the pieces are added up."""
 
     num_sequences: int = 0  # with at least one token kept
     num_tokens: int = 0  # kept
@@ -201,7 +201,7 @@ class LossFigures:
 
 
 def figures(steps: Sequence[LossSums], objective: Objective) -> LossFigures:
-    """Return the means over all steps of an update, each with its parts added up.
+    """Return the means over all steps of an update, given the sums of each step.
 
     Tokens and entropy are of the first step alone: later ones see answers that were already learned from.
     """
@@ -222,12 +222,12 @@ def policy_loss(
     logp_new_BT: Tensor, known: LogProbs, advantage_BT: Tensor, trained_BT: Tensor, *, objective: Objective,
     beside_BT: Tensor | None = None,
 ) -> tuple[Tensor, LossSums]:  # fmt: skip
-    """Return the sum to call backward on [], and its tally; divide the gradients by the whole batch's `num_sequences`.
+    """Return the scalar to call backward on, and its tally; divide the gradients by the whole batch's `num_sequences`.
 
     logp_new_BT   [B, T] float, of the weights being trained; carries the gradient
     advantage_BT  [B, T] float; NaN: not known
     trained_BT    [B, T] bool
-    beside_BT     [B, T] float; a loss that is added to that of the advantages; it has its own gradient
+    beside_BT     [B, T] float; another loss, with its own gradient, that is added to that of the advantages
     """
     kept_BT = _finite(logp_new_BT, known, objective) & advantage_BT.isfinite() & trained_BT
     new_BT, known = _zero_unless(kept_BT, logp_new_BT), known.zero_unless(kept_BT)
@@ -249,7 +249,7 @@ def support_advantages(old_TK: Tensor, gap_TK: Tensor) -> Tensor:
 
 
 def support_loss(new_BTK: Tensor, old_BTK: Tensor, advantage_BTK: Tensor, *, objective: Objective) -> Tensor:
-    """Return [B, T], the sum of the K tokens' losses; 0 without a gradient where a number of them is not finite.
+    """Return [B, T], the sum of the K tokens' losses; 0 without a gradient where any of their numbers is not finite.
 
     Nobody sampled these tokens, so there is no importance weight.
     """
@@ -314,7 +314,7 @@ def _ratio(new_BT: Tensor, before_BT: Tensor) -> Tensor:
 
 
 def _surrogate(new_BT: Tensor, ratio_BT: Tensor, advantage_BT: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Return the loss of each token, and which of them the clip holds back."""
+    """Return the loss of each token, and which tokens' loss the clip changes."""
     bounded_BT = ratio_BT.clamp(1 - objective.clip_low, 1 + objective.clip_high)
     free_BT = -ratio_BT * advantage_BT
     if objective.loss == "importance_sampling":

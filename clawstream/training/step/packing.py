@@ -1,6 +1,6 @@
-"""How a batch is cut over processes, into pieces and into packed rows. Pure.
+"""How a batch is divided over processes, into pieces, and into packed rows. Pure.
 
-The cut changes no gradient, only how much is computed twice. A packed row holds sequences as a tree of segments,
+The division changes no gradient, only how much is computed twice. A packed row holds sequences as a tree of segments,
 parents first: a common beginning stands in it once. A token sees only the earlier tokens of its own segment and of the
 segments above it, so no sequence sees another.
 """
@@ -129,7 +129,7 @@ def packed_batches(sequences: Sequence[Tokens], *, budget_tokens: int) -> list[l
 
 
 def shares(lengths_tokens: Sequence[int], count: int) -> list[list[int]]:
-    """Return the indices of each of `count` processes' samples, in order, so that none reads much more than others.
+    """Return the indices of the samples that each of `count` processes computes; none reads much more than the others.
 
     The longest samples are dealt first, each to the process with the least so far; equal input gives equal shares.
     """

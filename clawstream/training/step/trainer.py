@@ -1,7 +1,7 @@
 """The optimizer's steps on one planned batch, and the state that carries over from batch to batch.
 
 A version is a function of its parent's checkpoint and its plan: there is no other state, and the plan's seed fixes
-every random number. B samples, T response tokens.
+every random number. T response tokens, N trained tokens of a hinted answer.
 """
 
 import json
@@ -66,7 +66,7 @@ class _Taken(NamedTuple):
 
 
 class Trainer:
-    """A policy being trained: its model, the weights at its start, and its optimizer."""
+    """A policy being trained: its model, the weights that it started from, and its optimizer."""
 
     # The state that carries over from version to version, beside the weights and the optimizer's moments.
     _ema: dict[str, Tensor] | None
@@ -76,7 +76,7 @@ class Trainer:
         self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None,
         max_grad_norm: float = MAX_GRAD_NORM, weight_decay: float = WEIGHT_DECAY,
     ) -> None:  # fmt: skip
-        """`model` is given where several processes each hold a part of one; each of them has such a trainer."""
+        """`model` is given where several processes hold parts of one model; then each of them has such a trainer."""
         self._settings = settings
         self._max_grad_norm = max_grad_norm
         self._model = model or TorchModel.load(base, **load_options(settings, device))
@@ -94,7 +94,7 @@ class Trainer:
         """Take the steps that make `version`, on these samples in this order, after `num_rejected` rejected steps.
         With `advantages`, one per sample, the rewards are only recorded.
 
-        `trials` are of these samples. Of the hints that are `held` the gate looks at some that are not in the batch.
+        `trials` are of these samples. The gate measures some of the `held` hints that are not in the batch.
         Where no token can be trained on, the weights stay as they are. Raises GradientNotFinite, with the weights as
         they were before that step of the optimizer, or TrainingDiverged. If `gated`, it raises only StepRefused, after
         which this trainer has to be restored before it is used.
@@ -147,7 +147,7 @@ class Trainer:
     def _rehearsed(
         self, samples: Sequence[SampleAssembled], mine: Sequence[int], scored: Scored
     ) -> tuple[Rehearsed, ...]:
-        """Return how open the held hints of the batch were, in the order of its samples."""
+        """Return how open the hints of the batch's rehearsals were, in the order of its samples."""
         by_base = self._settings.taught_by in ("contrast", "reference")
         here = {
             number: (scored.open_nats(i), scored.gain_nats(i) if by_base else None)
@@ -161,7 +161,7 @@ class Trainer:
         )
 
     def _followed(self, samples: Sequence[SampleAssembled], trials: Sequence[Trial]) -> tuple[FollowedHint, ...]:
-        """Return the trials whose answer followed the hint: with it the base finds it so much likelier."""
+        """Return the trials whose answer followed the hint: the base finds it likelier with the hint, and by enough."""
         if not trials:
             return ()
         by_id = {sample.sample_id: sample for sample in samples}
@@ -209,8 +209,8 @@ class Trainer:
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
         """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped.
 
-        Where corrections are trained on at once, no further step follows one after which the policy is
-        `CORRECTION_KL_NATS` from where the update began; that step itself may go further.
+        Where corrections are trained on at once, no step is taken once the policy is `CORRECTION_KL_NATS` a token from
+        where the update began; the step that led there may have gone further.
         """
         taken = _Taken([], {}, [])
         for _ in range(num_steps):
@@ -278,7 +278,7 @@ class Trainer:
             self._ema = self._saved_ema(state)
 
     def _begin(self) -> None:
-        """Set the state that carries over to that of the policy's start; the weights are the start's already."""
+        """Set the carried state to that of the policy's start; the weights are those of the start already."""
         self._ema = self._model.copy() if self._settings.taught_by == "ema" else None
         self._carried = Carried()
 
@@ -293,15 +293,15 @@ class Trainer:
         before = self._carried.schedule
         after = before.after(rewards) if counts else before  # a rollback is no update
         if counts and after.num_updates <= before.num_updates:
-            log.warning("version=%d learning_rate=reset reason=the score fell: people want something else", version)
+            log.warning("version=%d learning_rate=reset reason=rewards fell: people want something else", version)
         self._carried = replace(self._carried, schedule=after)
         peak = self._settings.learning_rate
         return peak if self._settings.as_published else after.learning_rate(peak=peak)
 
     def _see_gaps(self, version: int, gaps: Gaps, samples: Sequence[SampleAssembled]) -> float | None:
-        """Remember the gaps of this process' samples and of all others'; return the mean over all their tokens.
+        """Remember the mean gap of each sample, of all processes; return the mean over all tokens.
 
-        Those of rehearsals say what was forgotten, not what people want now, so they are not remembered.
+        Gaps of rehearsals say what was forgotten, not what people want now, so they are not remembered.
         """
         num_samples = len(samples)
         here = [gaps.get(i, torch.empty(0)) for i in range(num_samples)]
@@ -311,12 +311,12 @@ class Trainer:
         seen = zip(samples, totals, counts, strict=True)
         after = before.having_seen([-total / n for sample, total, n in seen if n and sample.hint_id is None])
         if after.num_updates < before.num_updates:
-            log.warning("version=%d learning_rate=reset_next reason=the policy is twice as far from its hints", version)
+            log.warning("version=%d learning_rate=reset_next reason=the mean gap is twice its least", version)
         self._carried = replace(self._carried, schedule=after)
         return sum(totals) / sum(counts) if any(counts) else None
 
     def _accumulate(self, scored: Scored) -> tuple[LossSums, Gaps]:
-        """Sum the gradients of this process' samples by pieces; return their tally and the gaps of hinted tokens."""
+        """Sum the gradients, piece by piece; return all processes' tally, and the gaps of this one's hinted tokens."""
         self._forget_gradients()
         tally, gaps = LossSums(), dict[int, Tensor]()
         groups = self._model.groups(scored.plain, budget_tokens=self._settings.micro_batch_tokens)
@@ -374,7 +374,7 @@ class Trainer:
 
 
 def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:
-    """Return the options with which the settings have a model loaded, by any trainer."""
+    """Return the options with which any trainer loads the model under these settings."""
     return {
         "lora_rank": settings.lora_rank, "device": device, "seed": settings.seed,
         "dtype": getattr(torch, settings.dtype), "recompute_layers": settings.gradient_checkpointing,
