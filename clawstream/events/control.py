@@ -56,7 +56,7 @@ class ReplayStarted(ReplayEvent):
     hint_quorum: int
     teacher: str | None = None  # the engine whose recorded log-probs weigh hints; None: the trainer computes them
     heuristic_function: str | None = None  # scores turns, besides the scores on the log; None: no function is used
-    learns: LearnsFrom = EVERYTHING  # a session without any of it gets a second look
+    learns: LearnsFrom = EVERYTHING  # what the trainer can use; a session without any of it gets a second look
     judged: bool = True  # False: no judge votes, so that feedback waits for none
     grouped: bool = False  # attempts at one task are weighed against each other, as `stepwise` needs
 

@@ -86,7 +86,7 @@ class Sampling:
     seed: int | None  # None: the engine's choice
     stop: tuple[str, ...]
     shaping: Shaping | None = None  # None: the distribution is the policy's own
-    limit_by_client: bool = True  # it asked for so few tokens; False: the gateway's default or the context is the limit
+    limit_by_client: bool = True  # the client's max_tokens is the limit; False: the gateway's default or the context is
 
     @property
     def is_greedy(self) -> bool:
@@ -167,10 +167,10 @@ class ExchangeFailed(_ExchangeEvent):
     output_ids: TokenIds  # the tokens that were sampled before the exchange ended
     received_at_ms: int
     finished_at_ms: int
-    message: bytes | None = None  # what a client that left got, as JSON; None: nothing, several answers, or it stayed
+    message: bytes | None = None  # JSON of what the client got; None: nothing, several answers, or it did not leave
     num_sent_tokens: int | None = None  # of output_ids; None, here and in the next three fields: there is no `message`
     output_logprobs: LogProbs | None = None  # one per output id, at the sampling temperature
-    versions: tuple[VersionSpan, ...] | None = None  # one for all tokens; None also where it is not known
+    versions: tuple[VersionSpan, ...] | None = None  # one span for all tokens; None also where the version is not known
     sampling: Sampling | None = None
 
     @property

@@ -60,14 +60,14 @@ class TrajectoryEnded(GroupEvent):
 
     @property
     def event_id(self) -> str:
-        """One per content: a sample's id stands for all that is known of its step."""
+        """One per content, in which each step counts by its sample's id."""
         samples = [step.sample_id for step in self.steps]
         return derived_id("TrajectoryEnded", self.group_id, self.trajectory_id, self.revision, self.outcome, *samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupWaited(GroupEvent):
-    """`wait_s` passed since the first attempt ended, by the attempts' `ended_at_ms`; the others are not waited for."""
+    """`wait_s` passed since the first attempt ended, by `ended_at_ms`; open attempts are not waited for any more."""
 
     wait_s: float
 
@@ -111,4 +111,4 @@ class TrajectoryLate(GroupEvent):
 
     trajectory: str  # the id of its TrajectoryEnded event
     session_id: str
-    dropped: tuple[StepDropped, ...]  # its steps that the settled group lacks, or has with another sample
+    dropped: tuple[StepDropped, ...]  # the steps that the settled group lacks, or has with another sample

@@ -55,7 +55,7 @@ class TeacherStatus(StrEnum):
     """What came of asking a teacher."""
 
     SCORED = "scored"
-    REFUSED = "refused"  # an engine will not score the answer, however often it is asked: it is too long, for example
+    REFUSED = "refused"  # an engine will not score the answer, however often it is asked: one too long, for example
     FAILED = "failed"  # no teacher answered before the deadline, or each policy engine changed its version meanwhile
 
 
@@ -81,7 +81,7 @@ class VoteCast(SessionEvent):
     score: int | None  # None: no readable score, which is not a score of 0
     hint: str | None  # None unless the question was for a hint and the vote gives one
     text: str | None  # the judge's reply; None: no reply came
-    error: str | None  # why no reply came, or why the reply was not read; None: it was read, readable or not
+    error: str | None  # why no reply came, or why it was not read; None: it was read, with a verdict or without
     prompt_tokens: int | None  # as the endpoint counted; None: not reported
     completion_tokens: int | None
     latency_ms: int
@@ -172,7 +172,7 @@ class TeacherScored(_TurnJudged):
 
     @property
     def event_id(self) -> str:
-        """One per scoring. One without scores has an id of its own, so that a later scoring of the same counts too."""
+        """One per scoring; without scores, one per try, so that a later try which gets scores counts too."""
         if self.status is TeacherStatus.SCORED:
             return self.scoring_id
         return derived_id("TeacherScored", self.scoring_id, self.scored_at_ms)

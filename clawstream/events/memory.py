@@ -1,4 +1,4 @@
-"""The hint memory: what people taught a policy and it is to go on doing, and the prompts that rehearse it."""
+"""The hint memory: the hints that a policy was trained on and is to go on following, and their rehearsals."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -13,15 +13,15 @@ class Retired(StrEnum):
 
     ASKED = "asked"  # a person said so
     CONTRADICTED = "contradicted"  # its person rejected answers that followed it, several in a row
-    CROWDED_OUT = "crowded_out"  # the memory was full, and of all its hints this one was longest not heard
+    CROWDED_OUT = "crowded_out"  # the memory was full, and of all its hints this one was said longest ago
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintHeld(PolicyEvent):
     """A batch is about to be trained on this hint; from now on the hint is rehearsed on the prompt that it was said of.
 
-    Of several prompts of one hint the newest are rehearsed. A hint that was retired is held again. One that is `merged`
-    was said to keys that have policies of their own: the policy of this event is to learn it too.
+    Of several prompts of one hint the newest are rehearsed. A hint that was retired is held again. A `merged` hint was
+    said under API keys that have policies of their own: the policy of this event is to learn it too.
     """
 
     IDENTITY: ClassVar = ("policy_id", "sample_id")
@@ -37,7 +37,7 @@ class HintHeld(PolicyEvent):
     hinted_prompt_ids: TokenIds
     sampling: Sampling
     num_earlier_turns: int  # as the sample has it
-    policy_version: int  # that the batch makes; of a merged hint, the newest version when that was asked
+    policy_version: int  # that the batch makes; of a merged hint: the newest one when the merge was asked for
     held_at_ms: int  # since the epoch, UTC
     merged: bool = False
 
@@ -57,14 +57,14 @@ class HintRetired(PolicyEvent):
 class RehearsalAsked(SessionEvent):
     """Today's policy is to answer a prompt of the past, so that a hint which was said of it is trained on again.
 
-    The event holds all that the sample of the answer needs, since every stage may have forgotten the turn by now. Its
-    `session_id` is of this rehearsal alone.
+    The event holds all that the sample of the answer needs, since every stage may have forgotten the turn by now. Each
+    rehearsal has a `session_id` of its own.
     """
 
     IDENTITY: ClassVar = ("turn_id", "number")
 
     turn_id: str
-    number: int  # below 0, and equal to no other of the prompt; other answers to the prompt count from 0
+    number: int  # below 0, another one for each rehearsal of the prompt; its other answers count from 0
     policy_id: str
     hint_id: str
     hint: str
@@ -77,7 +77,7 @@ class RehearsalAsked(SessionEvent):
 
 
 def words_of(hint: str) -> str:
-    """Return the hint's words without case and spacing: hints with the same ones are equal."""
+    """Return the hint in lower case with single spaces: two hints for which this is equal are the same hint."""
     return " ".join(hint.casefold().split())
 
 

@@ -14,9 +14,9 @@ from clawstream.events.base import PolicyEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseNamed(PolicyEvent):
-    """The base of a policy, named by a process that found no base on the log. Only the first of each hash ever counts.
+    """The base of a policy, named by a process that found no base on the log.
 
-    A process that has no weights at hand names the tokenizer alone.
+    The first event with a model counts, and the first with a tokenizer: a process without weights names no model.
     """
 
     IDENTITY: ClassVar = ("policy_id", "path", "model_sha256", "tokenizer_sha256", "named_at_ms")
@@ -77,8 +77,8 @@ class Rehearsed:
     """A held hint in a batch, and how far the policy was from following it."""
 
     hint_id: str
-    open_nats: float | None  # a token: the answer's log-prob by the policy less the teacher's; None: not known
-    gain_nats: float | None = None  # the answer's log-prob by the base with the hint less without; None: not known
+    open_nats: float | None  # per token: the answer's log-prob by the policy less the teacher's; None: not known
+    gain_nats: float | None = None  # the base's log-prob of the answer: with the hint, less without it; None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +86,8 @@ class FollowedHint:
     """A held hint, and an answer of a batch that followed it although nobody said it of that answer."""
 
     hint_id: str
-    gain_nats: float  # the answer's log-prob by the base with the hint less without
-    accepted: bool  # its person took it well; False: they rejected it
+    gain_nats: float  # the base's log-prob of the answer: with the hint, less without it
+    accepted: bool  # the hint's person accepted the answer; False: they rejected it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class KeptHint:
     """A held hint that was not in the batch, and how likely the version still finds an answer that followed it."""
 
     hint_id: str
-    lost_nats: float  # a token: the answer's log-prob when it was written less the one by this version
+    lost_nats: float  # per token: the answer's log-prob when it was written, less that by this version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,8 @@ class StepTaken(_VersionEvent):
     mean_response_tokens: float | None = None  # of the answers trained on
     weights_changed_share: float | None = None  # of the published weights; None: no optimizer step was taken
     rehearsed: tuple[Rehearsed, ...] = ()  # the held hints in the batch, one for each answer to one
-    followed: tuple[FollowedHint, ...] = ()  # found among the answers that the memory had tried
-    kept: tuple[KeptHint, ...] = ()  # of the held hints that the gate looked at
+    followed: tuple[FollowedHint, ...] = ()  # of the answers on which the memory had held hints tried
+    kept: tuple[KeptHint, ...] = ()  # of the held hints whose answers the gate scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,5 +200,5 @@ def is_of_policy(policy_id: str, shared_id: str) -> bool:
 
 
 def is_ours(policy_id: str, shared_id: str, *, by_key: bool) -> bool:
-    """Return whether engines of `shared_id` serve this policy: by key they serve the policies of its keys too."""
+    """Return whether engines of `shared_id` serve this policy; with `by_key` they serve keys' policies too."""
     return is_of_policy(policy_id, shared_id) if by_key else policy_id == shared_id

@@ -11,7 +11,7 @@ from clawstream.events.base import LogProbs, Mask, SessionEvent, TokenIds, deriv
 from clawstream.events.exchanges import FinishReason, Sampling, VersionSpan
 
 NOBODY = "nobody"  # a sample's `judge` where no judge was asked
-FOR_A_LATE_SAMPLE = 0  # the number of the answer that stands in for a late sample's; further ones count from 1
+FOR_A_LATE_SAMPLE = 0  # number of the answer asked for in place of a late sample's; further ones count from 1
 
 
 class RefusalReason(StrEnum):
@@ -69,7 +69,7 @@ class LearnsFrom:
     verdicts: bool = True  # judges' verdicts of -1 or 1
     hints: bool = True
     hints_off_distribution: bool = False  # hints on answers not drawn with the policy's own probabilities
-    other_hints: bool = False  # those offered beside the longest, of which the trainer takes one
+    other_hints: bool = False  # hints offered beside the longest; the trainer takes one of them all
 
 
 EVERYTHING = LearnsFrom()
@@ -88,11 +88,11 @@ class SampleAssembled(SessionEvent):
     """One trainable turn: tokens exactly as sampled, and the reward, the hinted prompt, or both.
 
     Both are absent where feedback took back what an earlier sample of the turn said. Of a turn's samples one counts:
-    the one of the last look, and of several of that look the one that knows the most feedback.
+    of those of the last look, the one that takes the most feedback into account.
 
     The model is trained on `response_ids` after `prompt_ids`; its teacher sees `hinted_prompt_ids` instead of
     `prompt_ids`. A refreshed answer to the turn's prompt has a sample of its own, with the hint alone: scores of the
-    turn's own answer are no reward for it. So has an answer that rehearses a hint.
+    turn's own answer are no reward for it. An answer that rehearses a hint has a sample of its own, too.
     """
 
     turn_id: str
@@ -125,11 +125,11 @@ class SampleAssembled(SessionEvent):
     refreshed_id: str | None = None  # the refreshed answer that this is a sample of; None: of the turn's own answer
     hint_by_person: bool = False  # the hint is a person's own words; False: it is a judge's, or there is none
     cut: bool = False  # the answer ran into the policy's own limit, so `reward` is -1, whatever a judge said
-    calls_tools: bool = False  # the answer calls a tool, so what follows it is the tool's word
-    num_thinking: int = 0  # tokens at its beginning that are thinking, which no judge saw; 0: none, or it's not known
+    calls_tools: bool = False  # the answer calls a tool, so its next state is the tool's result
+    num_thinking: int = 0  # thinking tokens at the answer's beginning, which no judge saw; 0: none, or not known
     key_name: str | None = None  # the API key that the request had; None: the gateway asked for none
     hint_id: str | None = None  # of the held hint that this answer rehearses; None: it rehearses none
-    other_hints: tuple[OfferedHint, ...] = ()  # the longest first; none unless the settings have one chosen
+    other_hints: tuple[OfferedHint, ...] = ()  # the longest first; empty unless the settings let the trainer choose
 
     @property
     def learned_reward(self) -> float | None:
@@ -195,13 +195,13 @@ class RefreshAsked(SessionEvent):
 class AnswerRefreshed(SessionEvent):
     """The policy's new answer to the prompt of exchange `turn_id`, or why there is none; one event for each number.
 
-    The event names no hint: all hints of the turn score the answer.
+    The event names no hint: all hints of the turn score the answer, or the one hint that it rehearses.
     """
 
     IDENTITY: ClassVar = ("turn_id", "number")
 
     turn_id: str
-    number: int  # 0: asked for since a sample came too late; 1, 2, ..: further answers for the turn's hints
+    number: int  # 0: a sample came too late; 1, 2, ..: further answers for the turn's hints; below 0: a rehearsal
     policy_id: str
     sampling: Sampling
     versions: tuple[VersionSpan, ...]  # in output order; their num_tokens sum to len(output_ids)

@@ -1,8 +1,8 @@
 """Asks the policy's current weights to answer recorded prompts, on the engines that serve people.
 
-An answer is recorded with the weights that sampled it, or asked for again. Requests with the same prompt, people's
-included, share one prefix cache: the cache key names the weights that the engine says it serves, as the gateway's does.
-An answer is thrown away if it was begun by other weights, from tokens cached under this key.
+Each answer is recorded with the weights that sampled it. Requests with the same prompt, people's included, share one
+prefix cache: the cache key names the weights that the engine says it serves, as the gateway's does. An answer that
+other weights began, from tokens cached under this key, is thrown away and asked for again.
 """
 
 import itertools
@@ -68,7 +68,7 @@ class Refresher:
         self._now_ms = now_ms
 
     async def answer(self, ask: RefreshRequest) -> Sequence[Event]:
-        """Return the answer, a rehearsal's with its sample, or the engine's refusal. Raises TryLater without one.
+        """Return the answer (a rehearsal's with its sample) or the engine's refusal; raises TryLater without either.
 
         Raises NotYet if the answer was begun from tokens that other weights cached; the engine is not away then.
         """

@@ -14,7 +14,7 @@ from clawstream.stream import topics
 from clawstream.stream.stage import DAY_MS, Stage, now_ms
 
 READS = (topics.SAMPLES, topics.ANSWERS)
-ASKED_AT_ONCE = 8  # most of an engine's room is for people
+ASKED_AT_ONCE = 8  # few, so that engines have room for people
 ANSWERED_WITHIN_S = 600.0
 GIVEN_UP_AFTER_S = 3600.0
 

@@ -1,4 +1,4 @@
-"""Puts past requests to two versions of the policy, with the recorded prompts, to see what each would have said.
+"""Asks two versions of the policy the same past requests, with the recorded prompts, so that answers can be compared.
 
 Nothing is written to the log, and no engine that serves people is asked: each version gets an engine of its own.
 """
@@ -218,7 +218,7 @@ async def pairs(
 
 
 def chosen(found: dict[int, LocalVersion], number: int | None, *, default: int) -> LocalVersion:
-    """Return version `number`, or `default` where that is None. Raises OperatorError, which lists those there are."""
+    """Return version `number` (None: `default`); where it is missing, OperatorError lists those that there are."""
     wanted = default if number is None else number
     if wanted not in found:
         there = ", ".join(map(str, sorted(found)))

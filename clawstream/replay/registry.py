@@ -21,8 +21,8 @@ async def frozen(
     """Return the ranges of exchanges from `since` up to but not including `until`, and of the records about them.
 
     Records about exchanges are feedback, refreshed answers, votes if they come from the log, and an engine's scores if
-    `scored`. `since` and `until` are an offset in each partition; or a time, as 90s, 5m, 2h or 1d ago or in ISO form;
-    None: no limit. Raises OperatorError for other text, ConfigError where no exchange is in the ranges.
+    `scored`. `since` and `until` are offsets, which hold in each partition, or times: 90s, 5m, 2h or 1d (ago), or ISO
+    form. None: no limit. Raises OperatorError for other text, ConfigError where no exchange is in the ranges.
     """
     begins, ends = await log.begin_offsets([topics.EXCHANGES]), await log.end_offsets([topics.EXCHANGES])
     first = begins if since is None else await _offsets_at(log, since, now_ms, begins)
@@ -37,7 +37,7 @@ async def frozen(
     for topic in (*votes, topics.FEEDBACK, topics.ANSWERS, *((topics.HINTS,) if scored else ())):
         begins, ends = await log.begin_offsets([topic]), await log.end_offsets([topic])
         if since is not None and not since.isdecimal():
-            # No record is older than the exchange it is about.
+            # No record is older than the exchange that it is about.
             begins = await log.offsets_at([topic], start_ms(since, now_ms))
         ranges += [_range(place, begins[place], ends[place]) for place in sorted(ends)]
     return tuple(ranges)

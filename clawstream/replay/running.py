@@ -52,7 +52,7 @@ class ReplayRequest:
 
 
 def refuse_name(name: str) -> None:
-    """Raise ConfigError for a name that no replay can have, as it would be a part of names of topics and folders."""
+    """Raise ConfigError for a name that no replay can have, since names of topics and folders contain it."""
     if NAME.fullmatch(name) is None:
         raise ConfigError(f"a replay can't be named {name!r}: use up to 63 of a-z, 0-9, - and _")
 

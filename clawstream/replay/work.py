@@ -36,7 +36,7 @@ GROUP_BYTES = 4 * 2**20
 BREATHE_EVERY = 100  # records; the pause lets the event loop fetch more
 RETRY_S = 0.25
 NEWS_EVERY_S = 0.5
-_ABOUT_ANSWERS = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of the last, only the replay's teacher's scores
+_ABOUT_ANSWERS = (topics.FEEDBACK, topics.ANSWERS, topics.HINTS)  # of HINTS only the scores of the replay's teacher
 # Recorded events about answers, each with its topic, by session and turn; they are applied right after the answer.
 AboutAnswers = dict[tuple[str, str], "list[tuple[str, events.FeedbackGiven | events.AnswerRefreshed | _Packed]]"]
 
@@ -150,7 +150,7 @@ class ReplayWorker:
         )
 
     def ended(self, attempt: events.TrajectoryEnded) -> None:
-        """Keep the newest revision of the attempt: its group may have attempts on any partition."""
+        """Keep the attempt's newest revision; groups are settled later, as their attempts may be on any partition."""
         known = self._attempts.get(attempt.trajectory_id, attempt)
         newer = (attempt.revision, attempt.event_id) >= (known.revision, known.event_id)
         self._attempts[attempt.trajectory_id] = attempt if newer else known
@@ -324,7 +324,7 @@ class _Partition:
                 self._writing = self._tasks.create_task(self._worker.put(records, self._number))
 
     async def _let_calls_end(self, record: Record) -> None:
-        """Wait for open calls of the record's session, if it was silent so long that the record begins it again.
+        """Wait for open calls of the record's session, if the session was silent for so long that it starts over.
 
         Wait also while twice `calls_at_once` calls, or more, are open.
         """

@@ -1,9 +1,9 @@
 """The samples that the newest fact of a session may complete, and what is kept of a session that is over. Pure.
 
-A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. An answer without a
-verdict is due once no verdict is to come, if there is feedback on it or it was cut. Newer feedback makes both due
-again. A refreshed answer's sample depends on that answer and the hint alone, a person's or else a judge's, never on
-scores of the turn's own answer.
+A verdict's sample is due once the verdict, its answer and its hint (or `HintAbsent`) are known. The sample of an answer
+without a verdict is due once no verdict can come any more, if there is feedback on the answer or it was cut. Newer
+feedback makes either sample due again. A refreshed answer's sample depends on that answer and its turn's hint alone (a
+person's, else a judge's), never on scores of the turn's own answer.
 """
 
 from collections.abc import Iterable, Mapping
@@ -102,7 +102,7 @@ class Due(NamedTuple):
 
 
 def due(session: JoiningState, event: Event, *, judged: bool, grouped: bool) -> list[Due]:
-    """Return the samples to be joined now that `event` is known: for the first time, or with new feedback."""
+    """Return the samples that `event` makes due, for the first time or again with newer feedback."""
     keys = [key for key in _completed(session, event) if is_ready(session, key)]
     keys += _of_feedback_alone(session, event, judged=judged)
     keys += _of_cut_answers(session, event, judged=judged)
@@ -137,7 +137,7 @@ def _newest(keys: Iterable[VerdictKey]) -> list[VerdictKey]:
 
 
 def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> list[VerdictKey]:
-    """Return the answers with new feedback that get no verdict, as `event` shows; without judges, all of them."""
+    """Return the keys of answers with new feedback that wait for no verdict: none can come, or there are no judges."""
     match event:
         case FeedbackGiven() | TurnOrphaned():
             turn_ids = [event.turn_id]
@@ -157,7 +157,7 @@ def _of_feedback_alone(session: JoiningState, event: Event, *, judged: bool) -> 
 
 
 def _of_cut_answers(session: JoiningState, event: Event, *, judged: bool) -> list[VerdictKey]:
-    """Return the answers that ran into the policy's own limit and get no verdict, as `event` shows."""
+    """Return the keys of answers that ran into the policy's own limit and, as `event` shows, get no verdict."""
     match event:
         case ExchangeCompleted() | TurnOrphaned() | TurnsSettled():
             cut = [turn_id for turn_id, answer in session.answers.items() if is_cut(answer.exchange)]
@@ -168,7 +168,7 @@ def _of_cut_answers(session: JoiningState, event: Event, *, judged: bool) -> lis
 
 
 def _of_a_group(session: JoiningState, event: Event) -> list[VerdictKey]:
-    """Return the answer that `event` shows to be a step of an attempt; its sample need not wait for a verdict."""
+    """Return the key of the answer that `event` shows to be a step of an attempt; its sample waits for no verdict."""
     match event:
         case TurnPaired():
             turn_id = event.turn_id
@@ -188,7 +188,7 @@ def _alone(turn_id: str) -> VerdictKey:
 def rest(session: JoiningState, learns: LearnsFrom) -> JoiningState:
     """Return what is still needed of a session: once it is done and joined, only the facts of its next life.
 
-    Its ids are kept too, so that facts written again are recognised. Its last lives are kept for late feedback.
+    Ids of its past lives are kept too, to recognise events that are written again, and the last lives for feedback.
     """
     newest = session.marks[-1] if session.marks else None
     if newest is None or not newest.settled.done or newest.num_turns != len(session.turns):

@@ -1,7 +1,7 @@
 """The prompt with the hint in it, and the question to a teacher about it. Pure.
 
-The hinted prompt differs from the recorded prompt by the hint alone. So it is made the same way, from the same sampled
-answers; if that way does not reproduce the recorded prompt, there is no hinted prompt.
+The hinted prompt differs from the recorded prompt by the hint alone. So the prompt is first made again without the
+hint, from the same sampled answers. If that is not the recorded prompt, token by token, there is no hinted prompt.
 """
 
 import contextlib
@@ -119,7 +119,7 @@ class Scoring:
     """A request for scores of one answer, to a teacher and to the policy's engine."""
 
     session_id: str
-    key: VerdictKey  # whose hint it is
+    key: VerdictKey  # of the hint
     teacher: str
     wanted: ScoreRequest
 

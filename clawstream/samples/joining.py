@@ -1,10 +1,10 @@
 """Join an answer with what judges and people said of it into a sample, or say why there is none. Pure.
 
 A sample depends only on its answer, its verdict, its hint (with the teacher's scores, where an engine is the teacher)
-and the feedback that it counts. A person's hint is in the place of a judge's. A sample is written when the last of
-these facts is read, so the same facts give the same bytes in any order. An answer gets a sample if it has a hint, a
-verdict of -1 or 1, or scored feedback. A step of a group gets one anyway: the attempt's outcome rewards it. An answer
-that ran into the policy's own limit is -1, judged or not. Later feedback makes a newer sample.
+and the feedback that it counts. A person's hint replaces a judge's. A sample is written when the last of these facts
+is read, so the same facts give the same bytes in any order. An answer gets a sample if it has a hint, a verdict of -1
+or 1, or scored feedback. A step of a group gets one anyway: the attempt's outcome rewards it. An answer that ran into
+the policy's own limit counts as a verdict of -1, judged or not. Later feedback makes a newer sample.
 """
 
 from dataclasses import replace
@@ -264,7 +264,7 @@ def _with_others(
     sample: SampleAssembled, others: tuple[str, ...], session: JoiningState, answer: CandidateAnswer,
     request: WholeRequest, recalled: RecalledPrompts, renderer: Renderer,
 ) -> _Joined:  # fmt: skip
-    """Return the sample with those of the other hints that its prompt can have in it."""
+    """Return the sample with the other hints, without those that can't be put into its prompt."""
     offered = []
     for hint in others:
         made = hinted_prompt(session._replace(recalled=recalled), answer, request, hint, renderer)

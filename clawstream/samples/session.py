@@ -109,12 +109,12 @@ class Parts(NamedTuple):
 def heard(opinions: Opinions, given: FeedbackGiven) -> Opinions:
     """Return the opinions with `given` among them; the same object if `given` was read before.
 
-    A score equal to the source's newest changes nothing, but a person's above 0 drops the hint before it; words that
-    are no hint change nothing. Raises UnusableEvent for an invalid score.
+    A person's score above 0 drops the hint. Otherwise a score equal to the source's newest changes nothing, and neither
+    do words that are no hint. Raises UnusableEvent for an invalid score.
     """
     if given.score is not None and not (isfinite(given.score) and abs(given.score) <= 1):
         raise UnusableEvent(
-            f"feedback {given.feedback_id}: its score is {given.score}, expected -1 to 1; it is set aside"
+            f"feedback {given.feedback_id}: its score is {given.score}, expected -1 to 1; the feedback is set aside"
         )
     if given.feedback_id in opinions.ids:
         return opinions
@@ -202,9 +202,9 @@ class JoiningState(NamedTuple):
     lost: tuple[str, ...] = ()  # turns whose feedback the newest fact pushed out
     refreshed: Mapping[str, Mapping[int, AnswerRefreshed]] = MappingProxyType({})  # by turn and number
     scored_refreshed: frozenset[tuple[VerdictKey, str]] = frozenset()  # pairs of hint and refreshed answer, written
-    joined: Mapping[VerdictKey, int] = MappingProxyType({})  # with a sample or refusal; the feedback counted by then
+    joined: Mapping[VerdictKey, int] = MappingProxyType({})  # keys of samples and refusals; `num_changes` by then
     recalled: RecalledPrompts = RecalledPrompts()
-    over: Over = MappingProxyType({})
+    over: Over = MappingProxyType({})  # ids of past lives
     past: tuple["JoiningState", ...] = ()  # lives that are over, the newest last: feedback may still come
 
 
@@ -260,7 +260,7 @@ def _learned(session: JoiningState, event: Event) -> JoiningState:
             return session._replace(orphans=session.orphans | {event.turn_id})
         case FeedbackGiven():
             return _learn_feedback(session, event)
-        case AnswerRefreshed() if event.number >= FOR_A_LATE_SAMPLE:  # the others' samples come with them
+        case AnswerRefreshed() if event.number >= FOR_A_LATE_SAMPLE:  # a rehearsal brings its sample along
             return _learn_refreshed(session, event)
     return session
 

@@ -1,8 +1,8 @@
-"""The samples stage: answers, verdicts, hints and feedback -> samples; and a teacher's scores of hinted answers.
+"""The samples stage: answers, verdicts, hints and feedback -> samples; hinted prompts -> a teacher's scores.
 
-Hinted prompts are made by the code that made the prompt, so the two differ by the hint alone. Where an engine is the
-teacher, this stage asks it, since only this stage has the hinted prompt. A scoring ends in exactly one fact: a missing
-score is asked for again until the deadline, and only then recorded as failed.
+A hinted prompt is made by the code that made the recorded prompt, so the two differ by the hint alone. Where an engine
+is the teacher, this stage asks it, since only this stage has the hinted prompt. A scoring ends in exactly one event: a
+missing score is asked for again until the deadline, and only then recorded as failed.
 """
 
 import time
@@ -26,14 +26,14 @@ class ScoringTeacher(Protocol):
     """The teacher, and the policy's engines beside it."""
 
     async def score(self, wanted: ScoreRequest) -> Scores:
-        """Return both scores; raises TryLater or EngineRefused."""
+        """Return the answer's log-probs by the teacher and by the policy; raises TryLater or EngineRefused."""
 
 
 def samples_stage(rules: SampleRules, *, forgets: bool = True, retain_ms: int = DAY_MS) -> Stage[JoiningState, Scoring]:
     """Return the stage that joins what a trainer needs.
 
-    With `forgets`, it puts a done session away once every judge with a verdict has finished it. Feedback counts until
-    the session was silent for `retain_ms`. `asking_stage` makes the calls of this stage.
+    With `forgets`, only what late feedback needs is kept of a done session once every judge with a verdict has finished
+    it. Feedback counts until the session was silent for `retain_ms`. `asking_stage` makes the calls of this stage.
     """
     return Stage(
         name="samples",
@@ -51,7 +51,7 @@ def asking_stage(
     deadline_s: float = DEADLINE_S,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Stage[JoiningState, Scoring]:
-    """Return the samples stage with its calls made, to `teacher`."""
+    """Return the samples stage `stage`, with its calls made to `teacher`."""
     caller = _TeacherCaller(teacher, now_ms, deadline_s)
     return replace(
         stage,
@@ -90,7 +90,7 @@ class _TeacherCaller:
         ]
 
     def give_up(self, scoring: Scoring, why: str) -> Sequence[Event]:
-        """Say that no score came before the deadline."""
+        """Return the event that says that no score came before the deadline."""
         return [self._event(scoring, TeacherStatus.FAILED, why, int(self.deadline_s * 1000))]
 
     def _event(self, scoring: Scoring, status: TeacherStatus, error: str | None, latency_ms: int) -> TeacherScored:

@@ -2,9 +2,9 @@
 
 In an attempt the policy is asked and its calls are made, until it answers without a call. Only the environment says
 whether the number is right, and only once the attempt is over. The attempts at one task are a group, and each attempt
-is a session. The environment's outcome is sent about the attempt's last answer, then the end of the session. A failed
+is a session. After an attempt its outcome is sent, as feedback on its last answer, then the session's end. A failed
 request ends an attempt, which then has no outcome. Run as `python -m clawstream.simulation.agent --base-url URL/v1
---problems tasks.jsonl`; reports are those of student.py, and so are commands but talk and flip.
+--problems tasks.jsonl`; it prints the reports of student.py, and takes its commands except talk and flip.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class PolicyAnswer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     right: bool
-    response_id: str  # of its last answer
+    response_id: str  # of the attempt's last answer
 
 
 OnAnswer = Callable[[PolicyAnswer], None]
@@ -65,7 +65,7 @@ class Agent:
         self, task: ChainTask, headers: Mapping[str, str], on_answer: OnAnswer, *, hinted: bool = False,
         seed: Callable[[int], int] | None = None,
     ) -> Ended:  # fmt: skip
-        """Try the task and return the end; `seed` gives the sampling's seed by step. Raises openai.OpenAIError."""
+        """Try the task and return how it ended; `seed` gives the sampling's seed by step. Raises openai.OpenAIError."""
         asked = with_hint(task.question, task.hint) if hinted else task.question
         messages: list[Any] = [{"role": "user", "content": asked}]
         for step in range(MAX_STEPS):

@@ -79,7 +79,7 @@ def questions(text: str) -> list[HeldOutQuestion]:
 
 
 def mark(question: HeldOutQuestion, answer: str) -> AnswerMark:
-    """Return the marks of `answer`; the result is its last number, save where it is the verdict."""
+    """Return the marks of `answer`; its result is the last number, or the first where the result is the verdict."""
     asked = _SUM.fullmatch(question.question)
     said = _NUMBER.findall(answer if asked else answer.replace(",", ""))
     found = said[:1] if question.wish == "ta" and not asked else said[-1:]

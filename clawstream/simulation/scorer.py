@@ -25,7 +25,7 @@ _VERSION_HEADER = "x-policy-version"
 
 
 class Scorer:
-    """Asks, at most `concurrency` at a time."""
+    """Asks the held-out problems, `concurrency` at most at a time, and marks the answers."""
 
     def __init__(
         self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int,

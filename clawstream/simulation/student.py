@@ -120,7 +120,7 @@ class Student:
     async def _answered(
         self, session: str, messages: "list[ChatCompletionMessageParam]", headers: dict[str, str]
     ) -> str | None:
-        """The text of the answer, its report printed; None where it failed."""
+        """Print the request's report and return the answer's text; None where the request failed."""
         from openai import OpenAIError
 
         arrivals, answer, error = Arrivals(), None, None
@@ -163,7 +163,7 @@ class Talker(Protocol[T_contra]):
 
 
 class StudentPool(Generic[T]):
-    """Keeps `concurrency` students busy, and pauses, goes on and stops as it is told."""
+    """Holds sessions, `concurrency` at once, and pauses, goes on and stops as commands say."""
 
     def __init__(
         self, student: Talker[T], sums: Iterable[T], *, seed: int, num_sessions: int | None, waits: bool = False,
@@ -173,7 +173,7 @@ class StudentPool(Generic[T]):
         self._speakers = {speaker(task) for task in sums} if speaker else set[str]()
         self._talks: str | None = None  # None: everybody
         self._plan: Iterator[tuple[int, T]] = enumerate(
-            itertools.cycle(sums) if isinstance(sums, Sequence) else sums  # the caller decides when sessions end
+            itertools.cycle(sums) if isinstance(sums, Sequence) else sums  # a sequence is repeated for ever
         )
         if num_sessions is not None:
             self._plan = itertools.islice(self._plan, num_sessions)
@@ -229,7 +229,7 @@ class StudentPool(Generic[T]):
 
     async def _seat(self) -> None:
         while True:
-            while not self._may_start.is_set():  # waking up is no proof: it may have been cleared again since
+            while not self._may_start.is_set():  # a loop, since the event may be cleared again before this runs on
                 await self._may_start.wait()
             planned = None if self._stop.is_set() else self._next()
             if planned is None:
@@ -299,7 +299,7 @@ def main(
     sessions: Annotated[int, typer.Option(help="0: until stdin says stop or ends", min=0)] = 0,
     concurrency: Annotated[int, typer.Option(help="sessions at once", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="of sums and wordings")] = 0,
-    hint_share: Annotated[float, typer.Option(help="of complaints: those that say what is wanted", min=0, max=1)] = 1.0,
+    hint_share: Annotated[float, typer.Option(help="share of complaints that say what is wanted", min=0, max=1)] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 160,
     wait: Annotated[bool, typer.Option("--wait", help="start no session before stdin says go")] = False,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,

@@ -148,7 +148,7 @@ class KnownDeadLetters:
     def ready(self, partition: int, key: bytes | None) -> list[DeadLetter]:
         """Return the key's dead letters to use or discard now, in order: ruled ones, and parked ones not held up.
 
-        As in `blocks`, a record waits only behind records of its own topic.
+        A parked record is held up while a dead letter of its own topic has no ruling.
         """
         waiting = [dead_letter for dead_letter in self.of_key(partition, key) if dead_letter.waits]
         held = {one.id.topic for one in waiting if one.unruled}

@@ -248,7 +248,7 @@ def of_policy(records: Iterable[Arrived], policy_id: str) -> list[PolicyEvent]:
 
 
 async def policy_events(log: EventLog, topic: str, policy_id: str, *, by_key: bool = False) -> list[PolicyEvent]:
-    """Return the events of one policy that the topic has by now; `by_key`: those of the keys' policies on it too."""
+    """Return the events of one policy that are on the topic now; with `by_key` those of keys' policies too."""
     batches = log.follow([topic], "earliest", until_end=True)
     events = [record.event async for records in batches for record in records if isinstance(record, Record)]
     return [one for one in events if isinstance(one, PolicyEvent) and is_ours(one.policy_id, policy_id, by_key=by_key)]

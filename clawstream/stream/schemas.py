@@ -132,7 +132,7 @@ def _read(path: Path, kinds: Mapping[str, type[Event]]) -> Schema:
 
 
 def _refuse_lookalikes(schemas: Iterable[Schema]) -> None:
-    """Raise where two schemas have one fingerprint: it covers neither defaults nor docs."""
+    """Raise ValueError where two schemas have one fingerprint, which covers neither defaults nor docs."""
     seen: dict[bytes, Schema] = {}
     for schema in schemas:
         other = seen.setdefault(schema.fingerprint, schema)

@@ -1,8 +1,8 @@
 """A log whose topics are read once for all that follow them in this process.
 
-Each follower gets every record from its own start on, in order per partition, as if it read alone. One that begins
-before the place that was read so far gets the records up to it by a reading of its own. Records are handed over in
-turn: a follower that falls behind holds up the others rather than have records pile up.
+Each follower gets every record from its own start on, in order per partition, as if it read alone. A follower that
+starts before what the shared reading has reached reads the records up to there by itself. Records are handed to one
+follower after the other: one that falls behind holds up the others, so that no records pile up.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any, cast
 
 from clawstream.stream.log import Arrived, Log, PartitionId, Start
 
-_WAITING = 4  # handed over, and not yet taken by a follower
+_WAITING = 4  # batches of records handed to a follower that it has not taken yet
 
 Records = Sequence[Arrived]
 
 
 class SharedLog:
-    """A log of which `follow` without an end shares its readings; all else is the log's own."""
+    """A log whose `follow` shares readings, save with `until_end`; all other methods are those of `log`."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -85,10 +85,10 @@ class _Reading:
         return follower, missed
 
     def leave(self, follower: _Follower) -> bool:
-        """Hand nothing more to the follower; return whether there is another. Without one the reading ends."""
+        """Hand nothing more to the follower; return whether there is another. Without followers the reading ends."""
         self._followers.remove(follower)
         while not follower.empty():
-            follower.get_nowait()  # so that a hand-over which waits for room goes on
+            follower.get_nowait()  # so that a hand-over which waits for room in this queue goes on
         if not self._followers:
             self._task.cancel()
         return bool(self._followers)

@@ -10,7 +10,7 @@ Rules that make a stage safe to kill at any point and to run on any number of wo
   acknowledged. Only a contiguous run of done records is committed.
 - After a restart the state of each open key is rebuilt first: its done records are folded in the order of their append
   times, without writing or calling anything. Then the rest is read live.
-- A key without a record for more than `retain_ms`, by the log's clock, starts afresh; this bounds the rebuild.
+- A key without a record for more than `retain_ms`, by the log's clock, starts with no state; this bounds the rebuild.
 """
 
 import time

@@ -72,7 +72,7 @@ class ExistingTopic:
 
     partitions: int
     config: Mapping[str, str]  # all settings in force, the broker's defaults included
-    overrides: Mapping[str, str]  # those that are set on the topic itself
+    overrides: Mapping[str, str]  # the settings that are set on the topic itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,5 +317,5 @@ def _refuse_contradictions(topics: Sequence[Topic]) -> None:
     if len(counts) > 1:
         raise ValueError(
             f"topics about sessions have {sorted(counts)} partitions; they need one count, "
-            "so that what belongs to a session meets in one worker"
+            "so that one worker gets all records of a session"
         )

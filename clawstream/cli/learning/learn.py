@@ -39,16 +39,16 @@ _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
 
-# all: three kinds of people in one stream; blocks: the same, one kind after the other; unrelated: students, who then
+# all: three kinds of people at the same time; blocks: the same, one kind after the other; unrelated: students, who then
 # speak of something else; corrections: students, one session at a time; tools: agents with a calculator.
 LearnScenario = Literal["all", "student", "blocks", "unrelated", "corrections", "tools"]
-# hard: it seldom answers as people want; tools: it calls a calculator, and seldom finishes; own: engine.model_path of
-# the settings, with their engines, judge and trainer.
+# hard: a policy that seldom answers as people want; tools: one that calls a calculator, and seldom finishes; own:
+# engine.model_path of the settings, with their engines, judge and trainer.
 LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
 
 
 class LearnTeacher(StrEnum):
-    """The weights of the teacher, which scores an answer after the prompt with the hint."""
+    """Which weights the teacher has, which scores an answer after the prompt with the hint."""
 
     USUAL = "usual"  # the default of the method
     CONTRAST = "contrast"  # the base with the hint, compared with the base without it
@@ -63,7 +63,7 @@ class LearnMethod(StrEnum):
     OPD = "opd"
     TOPK = "topk"
     STEPWISE = "stepwise"  # verdicts on steps, and outcomes
-    OUTCOME = "outcome"  # the same with outcomes alone
+    OUTCOME = "outcome"  # outcomes alone
 
 
 class LearnHintChoice(StrEnum):

@@ -34,7 +34,7 @@ UNRELATED = Path(__file__).parents[2] / "replay" / "unrelated.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RealComparison:
-    """What both versions said, and what the newer one learned that the older one did not."""
+    """What both versions answered, and the turns that only the newer one learned from."""
 
     before: int
     after: int
@@ -47,7 +47,7 @@ class RealComparison:
 def compare(
     settings: Settings, *, before: int | None, after: int | None, count: int, seed: int, json_file: Path | None
 ) -> None:
-    """Ask both versions, let the person choose, print what came of it; each choice is on disk at once.
+    """Ask both versions, let the person choose, print the result; each choice is written to disk at once.
 
     Raises OperatorError where there is nothing to compare or nobody to ask.
     """
@@ -100,7 +100,7 @@ async def _find(
     if not requests:
         raise OperatorError(
             f"no answered request of {policy_id} in the database is new to both versions {old.number} and "
-            f"{new.number}; what they were trained on is not asked. Nothing was asked; talk to it some more"
+            f"{new.number}; what they were trained on is not asked. Nothing was asked; talk to the policy more"
         )
     tasks = [UnrelatedTask(**task) for task in json.loads(UNRELATED.read_text())]
     console.print(f"asking versions {old.number} and {new.number} of {policy_id} for {len(requests)} past requests")
@@ -123,7 +123,7 @@ def _choose(found: RealComparison, console: Console, file: Path) -> dict[str, "C
     from clawstream.replay.comparing import Choice
 
     choices: dict[str, Choice] = {}
-    with file.open("w") as out, contextlib.suppress(KeyboardInterrupt, EOFError):  # what was chosen until then counts
+    with file.open("w") as out, contextlib.suppress(KeyboardInterrupt, EOFError):  # the choices until then count
         for number, pair in enumerate(found.pairs, 1):
             if pair.is_same:
                 choices[pair.turn_id] = Choice.EQUAL
@@ -154,7 +154,7 @@ def _asked(pair: "Pair", number: int, count: int, console: Console) -> str:
 
 
 def _short(text: str) -> str:
-    """Return a text as it is shown: without terminal codes, and of a long one the beginning and the end."""
+    """Return a text without terminal codes; of a long text, only the beginning and the end."""
     shown = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
     half = SHOWN_CHARACTERS // 2
     return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:half]}\n...\n{shown[-half:]}"

@@ -142,7 +142,7 @@ def code_sha() -> str:
 
 
 def main() -> int:
-    """Run the cell of the folder that is named; 2: it failed."""
+    """Run the cell of the folder that the command line names; return the exit code, 2 where the run failed."""
     folder = Path(sys.argv[1])
     try:
         outcome = asyncio.run(run_cell(read_as(Order, (folder / ORDER).read_text()), folder))
@@ -153,7 +153,7 @@ def main() -> int:
         return 2
     written = folder / f"{OUTCOME}.new"
     written.write_text(json.dumps(asdict(outcome), indent=1))
-    written.rename(folder / OUTCOME)  # whole or not there: it says that the cell need not be run again
+    written.rename(folder / OUTCOME)  # so the file is whole or missing; if it is there, the cell is not run again
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Control runs, in which people are not heard: what the policy learns there does not come from them. Pure.
+"""Control runs, in which what people say, or a part of it, does not reach the policy. Pure.
 
 A control changes one thing and leaves the rest of the pipeline as it is. `coin` and `shuffled` change the
 judge's answers, `frozen` the learning rate.
@@ -16,7 +16,7 @@ _OPENING_CHARACTERS = 500  # well within the kept part of a request that is cut,
 
 
 class Control(StrEnum):
-    """The change to a run that keeps it from learning from what people said."""
+    """The change to a run that keeps it from learning from what people said (`coin`: from verdicts only)."""
 
     SHUFFLED = "shuffled"  # verdict and hint are those of another session's turn
     COIN = "coin"  # verdicts are drawn; hints stay
@@ -54,8 +54,8 @@ class ShuffledJudge:
 
     def __init__(self, judge: Replies, *, seed: int) -> None:
         self._judge, self._seed = judge, seed
-        self._cases: dict[str, str] = {}  # each turn's sections, and the opening of its session, as they came
-        self._instead: dict[str, str] = {}  # a turn's sections, and those that are judged in place of them
+        self._cases: dict[str, str] = {}  # by a turn's sections: the opening of its session; in order of arrival
+        self._instead: dict[str, str] = {}  # by a turn's sections: the sections that are judged in place of them
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
         found = _CASE.search(prompt)

@@ -42,20 +42,20 @@ class Cell:
     learning_rate: float
     epochs: int  # passes over each batch
     answers_per_hint: int = 1  # the turn's own among them
-    w_topk: float = 0.0  # of the teacher's whole distribution, beside the gaps of `combined`
+    w_topk: float = 0.0  # weight of the teacher's whole distribution, beside the gaps of `combined`
     lora_rank: int | None  # None: all weights are trained
     hurry: bool  # people do not wait for the policy to learn from what they said
     score_at: tuple[int, ...]  # updates, ascending
-    teacher: str = USUAL_TEACHER  # by training.teacher's names, or what is usual; of no effect where no hint teaches
+    teacher: str = USUAL_TEACHER  # a name of training.teacher, or "usual"; without effect where no hint teaches
     flip_after: int | None = None  # updates: then each person wants what another wanted
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
     adapters: str = "shared"  # "keyed": shared by people with API keys of their own; "by_key": each key has its own
-    hint_choice: str = USUAL_CHOICE  # by training.hint_choice's names
+    hint_choice: str = USUAL_CHOICE  # a name of training.hint_choice
     wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
 
     @property
     def name(self) -> str:
-        """Its folder's name."""
+        """The name of the cell's folder."""
         usual = {field.name: field.default for field in fields(self)}
         plan = {name: value for name, value in asdict(self).items() if value != usual[name]}
         digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:8]
@@ -125,7 +125,7 @@ def grid(
     """Return a cell like `like` for each combination, seed by seed: a grid that is cut short has all methods with the
     same seeds. Each cell is scored at the last update too, around its flip, and at the end of each block.
 
-    Where hints are chosen by overlap the teacher's whole distribution counts only if `w_topk_is_said`, as it is usual.
+    Where hints are chosen by overlap, `w_topk` is 0 unless the user named it (`w_topk_is_said`).
     """
     after, updates = like.flip_after, like.updates
     flip = () if after is None else (after, min(after + AGAIN_WITHIN, updates))
@@ -219,7 +219,7 @@ def refuse_unfit(
     hurry: bool,
     changes_votes: Sequence[str],
 ) -> None:
-    """Refuse options that the people of the scenario have no use for."""
+    """Raise ConfigError for a base, a method or another option that does not go with the scenario."""
     cast = CASTS[scenario]
     unfit = {f"--base {base}": cast.bases} if base not in cast.bases else {}
     if not {*methods} <= set(cast.methods):
@@ -237,7 +237,7 @@ def refuse_unfit(
 def refuse_not_own(
     settings: Settings, controls: Sequence[Control], *, at_once: int, changes_votes: Sequence[str]
 ) -> None:
-    """Refuse what can't be done with the settings' own policy."""
+    """Raise ConfigError for what can't be done with the policy that the settings file names."""
     if not settings.engine.base_policy.is_dir():
         raise ConfigError(
             f"--base own: engine.model_path is {settings.engine.base_policy}, which is no folder. Nothing was run. "
@@ -267,7 +267,7 @@ def refuse_not_own(
 
 
 def refuse_hint_choices(choices: Sequence[str], methods: Sequence[str], scenario: str) -> None:
-    """Refuse to choose hints where none can be chosen, as with agents, or the choice comes too late."""
+    """Raise ConfigError for a choice of hints that comes too late, or that a method can't learn by."""
     said = ",".join(choices)
     if set(choices) != {USUAL_CHOICE} and CASTS[scenario].one_by_one:
         raise ConfigError(

@@ -1,6 +1,6 @@
 """Runs the cells of a grid, each as a process, and keeps their outcomes; a cell with an outcome is not run again.
 
-A cell that fails is a row with its error, and the others go on. It is run again when the grid is started again.
+A cell that fails gives a row with its error, and the others go on. It is run again when the grid is started again.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Grid:
         self._base_sha, self._own = base_sha, own
 
     async def reference(self, *, flips: bool = False, say: Callable[[str], None] = lambda _: None) -> Reference:
-        """Return how the base does as it is and with each person's hint; scored once for all cells on it."""
+        """Return the base's scores without and with each person's hint; they are taken once for all cells on it."""
         found = await self._reference("reference", self._people.scored, say)
         if not flips:
             return found

@@ -30,7 +30,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:
-    """What one step of the trainer said of itself, under the names that the report has."""
+    """The figures of one step of the trainer, under the names that the report has."""
 
     update: int
     loss_tokens: int
@@ -43,7 +43,7 @@ class StepFigures:
     learning_rate: float
     versions_behind: float
     weights_changed_share: float | None
-    version: int  # the numbers that are left out are of rejected steps
+    version: int  # the numbers that are missing are those of rejected steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,12 @@ class CellOutcome:
     refusals: Mapping[str, int]  # by reason
     correction_to_policy_s: float | None  # median; None: nobody asked again after a correction
     correction_to_policy_p90_s: float | None
-    correction_to_served_s: float | None = None  # median, asked again or not; None, here and below: none was served
+    correction_to_served_s: float | None = None  # median over hints; None, here and below: none was served
     correction_to_served_max_s: float | None = None
     steps: tuple[StepFigures, ...]
     run_s: float
-    code: str  # of the package that ran it
-    rejected: int  # steps that were no update
+    code: str  # a hash of the package that ran it
+    rejected: int  # rejected steps, which made no update
     requests_failed: int
     at_flip: VersionScore | None  # of the version at the flip, by what people want from then on; None: there was none
     environment_steps: int | None  # answers that agents got; None: people talked
@@ -82,7 +82,7 @@ _OF_OUTCOME = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRow:
-    """A cell of the report: its plan, what the base does without it, and its outcome or why there is none."""
+    """A cell of the report: its plan, the base's scores, and its outcome or why there is none."""
 
     cell: Cell
     reference: Reference
@@ -106,9 +106,7 @@ class ReportRow:
         return flipped or self.reference
 
     def rejected_share(self, until: int) -> float | None:
-        """The share of steps that were rejected, up to the one that made update `until`; None: there is none, or
-        the run counts rounds.
-        """
+        """Return the share of steps up to update `until` that were rejected; None: no such update, or rounds count."""
         if self.outcome is None or CASTS[self.cell.scenario].attempts is not None:
             return None
         steps = self.outcome.steps
@@ -154,7 +152,7 @@ class ReportRow:
         }
 
     def _flip(self) -> dict[str, Any] | None:
-        """The scores by what people want after the flip, by the updates since; None: there was none."""
+        """The scores by the wishes after the flip, by the number of updates since; None: there was no flip."""
         after, flipped, outcome = self.cell.flip_after, self.reference.flipped, self.outcome
         if after is None or flipped is None or outcome is None or outcome.at_flip is None:
             return None
@@ -199,7 +197,7 @@ def others_lost(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, fl
 
 
 def update_of(step: StepTaken, update: int) -> StepFigures:
-    """Return what the report says of a step, the `update`th that was published."""
+    """Return the report's figures of a step, the one that made update number `update`."""
     return StepFigures(
         update=update,
         loss_tokens=step.num_tokens,

@@ -14,7 +14,7 @@ DASHES = {None: "-", "shuffled": "--", "coin": ":", "frozen": "-."}
 
 
 def plot_scores(figures: Figures, path: Path) -> None:
-    """Write a PNG that says at a glance whether the policy learned."""
+    """Write a PNG of the score at each update, beside the ceiling."""
     plt = _pyplot()
     updates = [score.update for score in figures.scores]
     values = [score.score for score in figures.scores]
@@ -137,7 +137,7 @@ def people_figure(found: Sequence[Lasting], reference: Reference, title: str) ->
 
 
 def _ceilings(reference: Reference, start: float, flip: float, end: float) -> list[tuple[float, float, float]]:
-    """Return each ceiling's score, and where its line begins and ends: a flip brings another ceiling."""
+    """Return each ceiling's score, and where its line begins and ends: after a flip another ceiling holds."""
     flipped = [] if reference.flipped is None else [(reference.flipped.ceiling.score, flip, end)]
     return [(reference.ceiling.score, start, flip if flipped else end), *flipped]
 

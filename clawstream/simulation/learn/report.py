@@ -1,8 +1,8 @@
 """The results of a grid: mean scores with intervals, checks of controls, and checks of long runs. Pure.
 
-Controls must not rise, and long runs must keep what they learned. A check of a long run is of that one run, and all but
-the last check look at it up to the flip. A check without figures is left open (`holds` is None). A failed cell is
-counted as failed and used for nothing else. Axis: S seeds.
+Controls must not rise, and long runs must keep what they learned. Each check of a long run looks at that run alone; all
+checks but the last leave out what came after the flip. A check without figures is left open (`holds` is None). A failed
+cell is counted as failed and used for nothing else. Axis: S seeds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ def steadiness(row: ReportRow) -> tuple[SteadinessCheck, ...]:
     """
     if CASTS[row.cell.scenario].attempts is not None:  # agents' runs count rounds, of several updates each
         return ()
-    if row.cell.blocks:  # the score is of all people, and each block has its own
+    if row.cell.blocks:  # a score is over all people, and in each block one of them talks
         return ()
     long = row.cell.flip_after is not None or any(update > SETTLED_AFTER for update in row.cell.score_at)
     if row.cell.control is not None or row.outcome is None or not long:
@@ -149,7 +149,7 @@ class Point:
 class Curve:
     """A method, or a control of it, over all seeds."""
 
-    method: str  # with its teacher: a cell's arm, here and below
+    method: str  # a cell's `arm`, here and below
     control: Control | None
     points: tuple[Point, ...]  # each scored by what people wanted while that version learned
     num_failed: int
@@ -187,7 +187,7 @@ class Check:
     @property
     def holds(self) -> bool | None:
         """Whether in each seed the control did not rise and its method is far above it; None: seeds are missing."""
-        rises = any(round(rise, 6) > CONTROL_RISE for rise in self.rise_S)  # shares of some 500, as floats
+        rises = any(round(rise, 6) > CONTROL_RISE for rise in self.rise_S)  # rounded: shares as floats
         if rises or any(round(gap, 6) < CONTROL_GAP for gap in self.gap_S):
             return False
         return True if len(self.rise_S) == self.num_seeds else None
@@ -236,7 +236,7 @@ def curves(rows: Iterable[ReportRow]) -> list[Curve]:
 
 
 def lasting(rows: Iterable[ReportRow]) -> list[Lasting]:
-    """Return each method and each control of it whose people talk one after the other, where a run is whole."""
+    """Return each method and control whose people talk one after the other and which has a complete run."""
     grouped: dict[tuple[str, Control | None], list[ReportRow]] = {}
     for row in rows:
         if row.cell.blocks and row.outcome is not None:
@@ -248,7 +248,7 @@ def _lasting(rows: Sequence[ReportRow]) -> Lasting:
     cell, found = rows[0].cell, [row.by_person() for row in rows]
     scored = {who for each in found for scores in each.values() for who in scores}
     talkers = [block.talker for block in cell.blocks if block.talker in scored]
-    people = [*talkers, *sorted(scored - {*talkers})]  # who never talked may lose by it
+    people = [*talkers, *sorted(scored - {*talkers})]  # the scores of people who never talked may fall
     all_kept = [share for each in found if (share := kept(cell.blocks, each)) is not None]
     all_newest = [score for each in found if (score := newest(cell.blocks, each)) is not None]
     all_lost = [loss for each in found if (loss := others_lost(cell.blocks, each)) is not None]
@@ -273,7 +273,7 @@ def _lasting(rows: Sequence[ReportRow]) -> Lasting:
 def checks(rows: Sequence[ReportRow]) -> list[Check]:
     """Return a check for each control that leaves nothing to learn from.
 
-    It uses the seeds of which both the control's run and its method's run are complete.
+    It uses the seeds for which both the control's run and its method's run are complete.
     """
     silenced = [row.cell for row in rows if _arm(row) is None]
     return [_check(*held, rows) for held in dict.fromkeys((c.arm, c.control) for c in silenced if c.control)]
@@ -298,7 +298,7 @@ def gains(rows: Sequence[ReportRow]) -> list[Gain]:
 
     A control that leaves nothing to learn from is no arm; see `checks`.
     """
-    last = sorted(rows, key=lambda row: row.cell.control is None)  # so a method is compared over its control
+    last = sorted(rows, key=lambda row: row.cell.control is None)  # controls come first, hence in `over`
     real = {(arm, row.cell.seed): row for row in last if row.outcome and (arm := _arm(row))}
     methods = tuple(dict.fromkeys(method for method, _ in real))
     found = []

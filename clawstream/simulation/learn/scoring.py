@@ -1,7 +1,7 @@
 """Scores of published checkpoints, each in an engine of its own behind a gateway of its own, apart from any run.
 
-A score is of the files on disk. No cache, optimizer or log of the run has a part in it, and its problems
-stand in no log that anybody learns from.
+A score depends on the files on disk alone, and on no cache, optimizer or log of a run. Its problems are on no log that
+a policy is trained on.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import now_ms
 
-SEED = 0  # of the sampling: the same for all that are compared
+SEED = 0  # of the sampling: the same for all scores, which are compared
 TEMPERATURE = 1.0
 
 
@@ -52,7 +52,7 @@ class CheckpointScoring:
     problems: Path  # held out
     scorer: str  # the module that asks them
     own: Settings | None = None  # a person's settings, whose engines (if they have addresses) serve the checkpoints
-    key: str | None = None  # whose adapter a checkpoint is, where people have keys of their own; None: all get it
+    key: str | None = None  # the API key whose adapter a checkpoint is; None: it answers everybody
     api_keys: Path | None = None  # for the scorer
 
     async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> VersionScore:
@@ -135,7 +135,7 @@ async def room(
 ) -> AsyncIterator[CheckpointScoring]:
     """A place to score in, with a log of its own that is empty at first.
 
-    With a `key`, each person asks under a key of their own, and checkpoints are adapters of that one.
+    With a `key`, each person asks under a key of their own, and the checkpoints are adapters of `key`.
     """
     with EmbeddedKafka(folder / "kafka", fresh=True, cache_dir=cache_dir) as kafka:
         access = KafkaSettings(**kafka.access)

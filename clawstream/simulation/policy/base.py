@@ -1,7 +1,7 @@
-"""Makes the folder of the tiny policy: unpacked from the package, or built in a process that frees torch's memory.
+"""Makes the folder of the tiny policy: unpacked from the package, or built by a process whose end frees torch's memory.
 
-`pack` makes these files from a built policy. `unpack` makes a model folder from them, with weights in single precision,
-as a built policy has them. `python -m clawstream.simulation.policy.build --pack FOLDER` builds them again.
+`pack` makes the package's files from a built policy. `unpack` makes a model folder from these files, with weights in
+float32 as a built policy has them. `python -m clawstream.simulation.policy.build --pack FOLDER` makes the files again.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ def base_policy(cache_dir: Path, base: str = "demo") -> Path:
     found = subprocess.run(build, stdout=subprocess.DEVNULL, check=False)
     if found.returncode != 0 or not folder.is_dir():
         raise PartUnavailable(
-            f"the tiny policy could not be built (exit code {found.returncode}; its words are above). "
+            f"the tiny policy could not be built (exit code {found.returncode}; its output is above). "
             "Nothing was started"
         )
     return folder

@@ -28,7 +28,7 @@ from clawstream.simulation.policy import base as shipped
 from clawstream.simulation.policy import recipe as tokenizer
 from clawstream.simulation.policy.recipe import RECIPES, Base, Recipe, folder_of
 
-_SORTED_BATCHES = 16  # so many batches' lessons are sorted by length together, which saves most of the padding
+_SORTED_BATCHES = 16  # the lessons of so many batches are sorted by length together, which saves most padding
 _NOT_LEARNED = -100
 
 
@@ -146,7 +146,7 @@ def _share_of_peak(step: int, recipe: Recipe) -> float:
 
 
 def _batches(recipe: Recipe) -> Iterator[Sequence[TrainingExample]]:
-    """Every lesson once; those of one batch are of like length, the batches in no order of length."""
+    """Yield every lesson once; a batch has lessons of like length, and the batches are in no order of length."""
     lessons, rng, size = lessons_of(recipe), random.Random(recipe.seed), recipe.batch_dialogues
     for start in range(0, len(lessons), size * _SORTED_BATCHES):
         chunk = sorted(lessons[start : start + size * _SORTED_BATCHES], key=lambda lesson: lesson.num_tokens)

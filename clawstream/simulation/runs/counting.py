@@ -1,4 +1,4 @@
-"""What is measured of a run: what its database says once it holds the whole log, and its memory (Linux only)."""
+"""The figures of a run: counts from its database, once that holds the whole log, and its memory (Linux only)."""
 
 import asyncio
 import contextlib
@@ -38,8 +38,8 @@ SELECT b.policy_version,
            AND e.finished_at_ms < b.planned_at_ms) AS interactions
 FROM batches AS b ORDER BY b.policy_version
 """
-# From a complaint or hint that was trained on to the first answer whose every token is of a policy that knew it. Left
-# out where nobody asked any more.
+# From a complaint or hint that was trained on to the first answer all of whose tokens are of a version trained on it.
+# Complaints and hints after which nobody asked any more are left out.
 _CORRECTION_TO_POLICY = """
 WITH corrections AS (
     SELECT b.policy_version, e.received_at_ms
@@ -67,7 +67,7 @@ FROM corrections AS c
 JOIN first_answers AS f USING (policy_version)
 WHERE f.first_token_at_ms IS NOT NULL
 """
-# From a hint that was trained on to the first engine that served a policy that learned from it.
+# From a hint that was trained on to the first time that an engine served a version trained on it.
 _CORRECTION_TO_SERVED = """
 SELECT ((SELECT min(a.activated_at_ms) FROM activations AS a
          WHERE a.policy_id = b.policy_id AND a.policy_version >= b.policy_version)
@@ -96,8 +96,8 @@ class Counts:
     refusals: Mapping[str, int]  # by reason
     interactions: Mapping[int, int]  # answers that people had got, by the version whose batch was planned then
     exchange_to_row_ms: tuple[float, ...]
-    correction_to_policy_s: tuple[float, ...]  # of corrections that were trained on, where people asked again
-    correction_to_served_s: tuple[float, ...] = ()  # of all that were trained on
+    correction_to_policy_s: tuple[float, ...]  # of corrections that were trained on and after which people asked again
+    correction_to_served_s: tuple[float, ...] = ()  # of all hints that were trained on
 
 
 async def counted(running: Installation) -> Counts:
@@ -132,7 +132,7 @@ def _counts(url: str) -> Counts:
 
 
 class Footprint:
-    """The largest footprint seen of this process and all below it, the JVM left out."""
+    """The largest memory seen of this process and all its descendants, without the JVM."""
 
     def __init__(self) -> None:
         self.peak_mb = 0.0

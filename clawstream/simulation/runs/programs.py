@@ -27,9 +27,9 @@ KEYS_AT_ONCE = 64  # requests of a person's own key; a scorer has 32
 UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
 PAUSE_WITHIN_S = 120.0
 _END_WITHIN_S = 10.0
-MORE_SHARE = 0.2  # while a batch is not full: further sessions, as a share of those so far; some give no sample
+MORE_SHARE = 0.2  # further sessions while a batch is not full, as a share of those so far: some give no sample
 SESSIONS_A_SAMPLE = 250  # sessions for each sample of a batch; if the batch is still not full after these, the run ends
-AT_A_TIME = 4  # batches' worth of sessions
+AT_A_TIME = 4  # batches: at most as many sessions are held at a time as these have samples
 PLANNED_WITHIN_S = 2.0  # after its last sample; a batch that is not planned by then is not full
 _GROUPED = ("trajectories", "groups")
 
@@ -38,7 +38,7 @@ class Watch:
     """The versions so far: planned, trained, published, served; and the stages that make samples."""
 
     def __init__(self, *, refreshes: bool = False) -> None:
-        # Samples lead to prompts answered again, and these to samples: all is over once no stage has anything to read.
+        # With refreshes, samples lead to new answers, and these to samples: so the refresh stage has to be done, too.
         self.refreshes = refreshes
         self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
         self.planned = self.taken = self.activated = 0
@@ -109,7 +109,7 @@ class Watch:
         self._alive_at_s = asyncio.get_running_loop().time()
 
     async def plans_more(self, num_planned: int, *, within_s: float) -> bool:
-        """Whether more than so many batches are planned, now or within that time."""
+        """Return whether more than `num_planned` batches are planned, now or within `within_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s), self._changed:
                 await self._changed.wait_for(lambda: self.num_planned > num_planned)
@@ -145,7 +145,7 @@ class Watch:
 
 @contextlib.asynccontextmanager
 async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A simulated person as a process, with its words in `log`; it is gone when the block ends, or this process."""
+    """Yield the process of `python -m ARGV`, its stderr in `log`; it ends with the block, or with this process."""
     process = await start_child([sys.executable, "-m", *argv], log=log, piped=True)
     try:
         yield process
@@ -154,7 +154,7 @@ async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Pro
 
 
 class StudentProcess:
-    """The student process: told to pause and go on over its stdin, heard line by line on its stdout."""
+    """The student process: commands such as `pause` go to its stdin, and its stdout gives a report a line."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -162,7 +162,7 @@ class StudentProcess:
         self.chats: list[Chat] = []
 
     async def listen(self) -> None:
-        """Collect its reports until it ends."""
+        """Collect the process's reports until it ends."""
         assert self._process.stdout is not None
         async for line in self._process.stdout:
             report = json.loads(line)
@@ -179,7 +179,7 @@ class StudentProcess:
         await self._tell("go")
 
     async def flip(self) -> None:
-        """Let each want what another wanted, in all sessions that start from now on."""
+        """Let each person want what another wanted, in all sessions that start from now on."""
         await self._tell("flip")
 
     async def talk(self, talker: str) -> None:
@@ -263,7 +263,7 @@ class ScorerProcess:
 
 
 def keys_for(scenario: str, keys_file: Path, folder: Path) -> Path:
-    """Give each person of the scenario a key of their name, and return the file that has them for the programs."""
+    """Give each person of the scenario an API key under their name; return the file of keys for the programs."""
     names = [who.name for who in SCENARIOS[scenario].personas]
     keys_file.unlink(missing_ok=True)
     shown = {name: add_key(keys_file, name, Allowance(max_concurrent=KEYS_AT_ONCE)) for name in names}
@@ -273,7 +273,7 @@ def keys_for(scenario: str, keys_file: Path, folder: Path) -> Path:
 
 
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
-    """Let people ask for one batch after the other, each answered by the policy trained on all earlier batches.
+    """Let people talk for one batch after the other, each answered by the policy trained on all earlier batches.
 
     When people begin, less than a batch of samples is left over. Where no prompts are answered again, a session gives
     at most one sample. So no more batches are planned than are missing. Raises PartUnavailable where too few batches
@@ -282,7 +282,7 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
     enough = 1 if cast.one_by_one else cast.batch_samples
     while (missing := target - watch.updates) > 0:
         planned, num_asked = watch.num_planned, 0
-        is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of what is left over
+        is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of samples left over
         while not is_full:
             num_sessions = min(math.ceil(num_asked * MORE_SHARE) or enough, missing * cast.batch_samples)
             if num_asked >= SESSIONS_A_SAMPLE * cast.batch_samples:
@@ -298,7 +298,7 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
             if not is_full:
                 await quiet(cast, watch, log)
                 is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
-        if num_asked <= cast.batch_samples and not watch.refreshes:  # with what was left over, too few for two batches
+        if num_asked <= cast.batch_samples and not watch.refreshes:  # with left-over samples, too few for two batches
             await watch.until_settled()
         else:
             await quiet(cast, watch, log)
@@ -348,7 +348,7 @@ async def _trained(cast: ScenarioPrograms, watch: Watch, log: KafkaLog) -> None:
 
 
 async def _left_over(log: KafkaLog) -> tuple[int, int]:
-    """Return how many batches the log plans, and how many samples of settled groups are in none of them."""
+    """Return how many batches are planned on the log, and how many samples of settled groups are in no batch."""
     num_planned, settled, planned = 0, set[str](), set[str]()
     async for records in log.follow([topics.GROUPS, topics.POLICY], until_end=True):
         for record in records:

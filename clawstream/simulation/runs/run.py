@@ -1,7 +1,7 @@
 """One run: the whole of clawstream on one machine, with simulated people, until the policy has made its updates.
 
-All but the people, their judge and the policy they talk to is the product itself, over HTTP through the real gateway.
-Scores on the way are of side turns while the students are quiet, so that one version answers all.
+Everything but the people, their judge and the policy is the product itself; people talk to its gateway over HTTP.
+Scores during a run are taken by side turns while nobody chats, so that one version gives all answers of a score.
 """
 
 import asyncio
@@ -54,10 +54,10 @@ class People:
     """Who talks to the policy in a run, and what is asked of it for a score."""
 
     scenario: str
-    hint_share: float  # of complaints, those that say what is wanted
+    hint_share: float  # of complaints: the share that says what is wanted
     asked: Path  # a problem a line
-    scored: Path  # none of them is asked
-    scored_flipped: Path  # the same, as they are wanted after a flip
+    scored: Path  # a problem a line; people ask none of these
+    scored_flipped: Path  # the same problems, with the wishes after a flip
 
     @property
     def cast(self) -> ScenarioPrograms:
@@ -82,13 +82,13 @@ class Plan:
     base: Path
     temperature: float
     training: Mapping[str, float | str]  # further settings of that section; a frozen run's learning_rate is 0
-    score_every: int | None = None  # updates, on the way; None: no score is taken
+    score_every: int | None = None  # updates between two scores during the run; None: no score is taken
     control: Control | None = None
     patient: bool = False  # people wait for the policy that learned from what they said before
     flip_after: int | None = None  # updates: then each person wants what another wanted; None: nobody ever does
     votes_together: float = 0.0  # the share of turns on which the judge's votes are all wrong, or none
     wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
-    adapters: str = "shared"  # "keyed": by people with API keys of their own; "by_key": each key has its own
+    adapters: str = "shared"  # "keyed": shared by people with API keys of their own; "by_key": each key has its own
     own: Settings | None = None  # a person's settings, which name policy, engines, judge and trainer; None: simulated
 
     @property
@@ -109,16 +109,16 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What a run was like; its versions lie where they were published."""
+    """The measurements of a run, and where its versions lie."""
 
-    scores: tuple[VersionScore, ...]  # on the way, of the base first; none unless the plan asks for them
-    ceiling: VersionScore | None  # of the base with the hint in its prompt; None: no score was asked for
+    scores: tuple[VersionScore, ...]  # during the run, the base's first; none unless the plan asks for them
+    ceiling: VersionScore | None  # of the base with the hint in its prompt; None: the plan asks for no scores
     chats: tuple[Chat, ...]
     steps: tuple[StepTaken, ...]
     swaps: tuple[tuple[float, float], ...]  # (start, end) in ms since the epoch
     published: dict[int, Path]
     versions: tuple[int, ...]  # after each update, or round, the base's first
-    num_rejected: int  # steps that were no update
+    num_rejected: int  # rejected steps, which made no update
     counts: Counts
     peak_mb: float
     wall_s: float
@@ -165,7 +165,7 @@ port = 0
 
 
 async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
-    """Run the whole of it, and return what was measured; the data stays in the plan's folder.
+    """Run the plan, and return what was measured; the data stays in the plan's folder.
 
     Raises PartUnavailable when a part does not come up or no update is made for too long.
     """
@@ -223,7 +223,7 @@ def _judge(plan: Plan, port: int) -> Part:
 
 
 async def _before(plan: Plan, scorer: ScorerProcess, tell: Tell) -> tuple[list[VersionScore], VersionScore | None]:
-    """Score the base, and how it does with the hint, if the plan wants scores."""
+    """Return the base's scores without and with the hint; none where the plan asks for no scores."""
     if plan.score_every is None:
         return [], None
     tell(RunProgress(phase="scoring the base"))
@@ -236,7 +236,7 @@ async def _teach(
     plan: Plan, running: Installation, watch: Watch, scorer: ScorerProcess, log: KafkaLog,
     scores: list[VersionScore], tell: Tell, api_keys: Path | None,
 ) -> list[Chat]:  # fmt: skip
-    """Let students chat until every update is made and served; add scores on the way, while they are quiet."""
+    """Let people chat until every update is made and served; add to `scores` while nobody chats."""
     cast = plan.people.cast
     manner = ("--hint-share", plan.people.hint_share) if cast.attempts is None else ("--attempts", cast.attempts)
     argv = (
@@ -281,17 +281,17 @@ async def _teach(
 
 
 async def _change(plan: Plan, target: int, reached: int, students: StudentProcess) -> None:
-    """Change who talks, or what they want, if the plan says so of the update `target`.
+    """Change who talks, or what they want, if the plan has such a change after update `target`.
 
-    Raises PartUnavailable where a later update was reached, which learned from the people of before.
+    Raises PartUnavailable where a later update was reached: it learned from what was said before the change.
     """
     talkers = {ended.end: begun.talker for ended, begun in itertools.pairwise(plan.blocks)}
     if target != plan.flip_after and target not in talkers:
         return
     if reached != target:
         raise PartUnavailable(
-            f"people were to change after update {target}, and {reached} updates are served: they were trained before "
-            "anybody changed, so the run ends here. Run it again"
+            f"people were to change after update {target}, and {reached} updates are served: later ones were trained "
+            "before anybody changed, so the run ends here. Run it again"
         )
     if target == plan.flip_after:
         await students.flip()
@@ -307,7 +307,7 @@ def _next_stop(plan: Plan, reached: int) -> int:
 
 
 def _free_until(plan: Plan, target: int) -> int:
-    """Return the update up to which people ask on while weights are trained.
+    """Return the update up to which people go on asking while weights are trained.
 
     When an update is served, people have already said enough for the next one. So `programs.batches` makes the last
     update before a score: it plans no more batches than are missing.
@@ -371,7 +371,7 @@ def _last(scores: Sequence[VersionScore]) -> float | None:
 
 
 async def demonstrate(plan: Plan, *, tell: Tell) -> Figures:
-    """Run it, and return what was measured; raises PartUnavailable where `simulate` does."""
+    """Run the plan, which asks for scores, and return its figures; raises what `simulate` raises."""
     record = await simulate(plan, tell=tell)
     steps, counts = record.steps, record.counts
     assert record.ceiling is not None, "a demonstration is scored on the way"

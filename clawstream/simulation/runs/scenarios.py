@@ -3,8 +3,8 @@
 Simulations differ only in what is here; events and parts are the same for all. No problem is both asked by people and
 scored, and the base policies were built on neither kind.
 
-A run sets its data, log, database and people, and its training where it is compared with other runs. The rest of the
-sections policy, engine, judge and training comes from the user's settings (`blended`).
+Each run has settings of its own for its data, log, database and people, and for training where runs are compared. What
+they leave open in the sections policy, engine, judge and training comes from the user's settings (`blended`).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from clawstream.simulation.reactions import wordings_of
 NUM_SCORED = 500
 SCORED_FLIPPED = "scored-flipped.jsonl"
 _INTEGER = re.compile(r"[0-9]+|[0-9]{1,3}(,[0-9]{3})+")
-STEPS_A_ROUND = 96  # an environment's steps between two scores, at least; all arms get as many, but not as many updates
+STEPS_A_ROUND = 96  # agents' steps between two scores, at least; all arms get as many steps, not as many updates
 log = logging.getLogger(__name__)
 MAX_TOKENS = 512  # of an answer
 BASE_VERSION = "0"
@@ -53,7 +53,7 @@ class Scenario:
     personas: tuple[Persona, ...]
     hint_share: float  # the share of complaints that name the wanted style; the others only reject the answer
     num_scored: int
-    num_scored_wordings: int | None = None  # how many of each person's wordings scored questions use; None: all
+    num_scored_wordings: int | None = None  # how many wordings of each person the scored questions use; None: all
     speaks_of_else: bool = False  # the first persona also speaks of subjects that are not scored
 
     def flipped(self, who: Persona) -> Persona:
@@ -202,9 +202,9 @@ class ScenarioPrograms:
     unit: str = "updates"  # the unit in which a run counts its progress
     updates: int = 16  # by default, without the `unrelated_updates`
     talkers: tuple[str, ...] = ()  # who talks one after the other; none: all in one stream
-    unrelated_updates: int = 0  # of the last talker, who teaches nothing that is scored; 0: there is none
+    unrelated_updates: int = 0  # of a last talker, whose subjects are not scored; 0: there is no such talker
     one_by_one: bool = False  # a session at a time, and each correction is trained on at once
-    scored_after: tuple[int, ...] = ()  # which updates of the last talker are scored beside their last
+    scored_after: tuple[int, ...] = ()  # which of the last talker's updates are scored, besides their last one
     controls: Mapping[Control, tuple[str, ...]]  # the methods that each control changes
     silenced: Mapping[Control, tuple[str, ...]]  # the methods that a control leaves nothing to learn from
 
@@ -233,7 +233,7 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
             methods=_OF_HINTS,
             talkers=("student",),
             one_by_one=True,
-            adapter_rate=1.5e-3,  # a step is small by its passes
+            adapter_rate=1.5e-3,  # not the rate but the number of passes keeps a step small
             updates=3,
             controls=MappingProxyType({Control.FROZEN: _OF_HINTS}),
             silenced=MappingProxyType({}),

@@ -1,4 +1,4 @@
-"""Makes the broker's topics as topics/*.yaml describe them, and sets where a group begins to read.
+"""Creates and alters topics until they are as topics/*.yaml describe them, and sets where a group begins to read.
 
 Nothing here deletes a topic, repartitions it or shortens its retention. A group's positions are set only while the
 group has no member.
@@ -208,7 +208,7 @@ async def set_group(
     async with broker.admin() as admin:
         while (reason := await _taken(admin, name)) is not None:
             if time.monotonic() > deadline:
-                raise PartUnavailable(f"the consumer group {name} can't be had within {within_s:g} s: {reason}")
+                raise PartUnavailable(f"group {name}: its positions were not set within {within_s:g} s: {reason}")
             await asyncio.sleep(_ASK_AGAIN_S)
     offsets = {broker.at(place): OffsetAndMetadata(*commit) for place, commit in commits.items()}
     async with started(broker.consumer(group_id=name), "ask for positions") as consumer:

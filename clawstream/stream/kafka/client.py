@@ -157,7 +157,7 @@ async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def until_shown(is_shown: Callable[[], Awaitable[bool]], late: str) -> None:
-    """Return once `is_shown`: a broker may show a change later than its controller agreed. Raises TryLater(`late`)."""
+    """Return once `is_shown` is true: a broker may show a change after agreeing to it. Raises TryLater(`late`)."""
     for _ in range(LOOK_TIMES):
         if await is_shown():
             return

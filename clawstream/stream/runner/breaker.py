@@ -1,7 +1,7 @@
 """A breaker, which says whether a peer is called at all, and the share of recent records that could not be used. Pure.
 
-A peer that fails call after call is left alone for a while, and that time counts against no call's deadline. One call
-that keeps failing does not open the breaker: `FAILING_CALLS` different calls have to fail without a success between.
+A peer that fails call after call is not called for a while. One call that keeps failing does not open the breaker:
+`FAILING_CALLS` different calls have to fail without a success between.
 A few bad records are set aside; too many stop the stage, since then the stage or its source is wrong.
 """
 
@@ -91,9 +91,9 @@ def flooded(stage: str, bad: int, read: int) -> TooManyFailures:
     """Return the error that stops the stage."""
     return TooManyFailures(
         f"{stage} set {bad} of the last {read} records aside within {WINDOW_S / 60:g} minutes, more than "
-        f"{LARGEST_SHARE:.0%}: it stops, as so many records are hardly at fault themselves. None is lost: they are in "
-        f"the dead-letter queues. Look at `clawstream dlq list --stage {stage}`, mend what it says, start the stage, "
-        "and have them used with `clawstream dlq replay`"
+        f"{LARGEST_SHARE:.0%}: it stops, since so many point to a fault in the stage or its source. None is lost: "
+        f"they are in the dead-letter queues. Look at `clawstream dlq list --stage {stage}`, mend the fault, start the "
+        "stage, and have the records used with `clawstream dlq replay`"
     )
 
 

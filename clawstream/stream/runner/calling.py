@@ -84,8 +84,8 @@ class StageCaller(Generic[S, C]):
         """Return the events that came of `call`. An attempt takes a slot; the wait between two attempts takes none.
 
         The deadline runs from the first attempt, so a call that waits for its turn is not given up before it was made.
-        It stands still while the peer is away. Where the stage does not wait for its peer (`waits_for_peer`), the
-        deadline runs on, and a call that was never made is given up once the peer was away for `deadline_s`.
+        The deadline stands still while the peer is away. Where the stage does not wait for its peer (`waits_for_peer`),
+        the deadline runs on, and a call that was never made is given up once the peer was away for `deadline_s`.
         """
         number, attempt, asked_at_s = next(self._numbers), 0, self._now_s()
         deadline_s: float | None = None

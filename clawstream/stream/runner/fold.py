@@ -3,8 +3,8 @@
 Records may be done in any order, but only a contiguous run of done records is committed; offsets may have holes. After
 a restart, committed records are folded in the order of their append times, across topics, before anything is read live.
 A key's history begins at its first record after a silence of `retain_ms` and ends at the next such silence. Until then
-a rebuild reads all of it again. A state of None does not end a history: a rebuild that another key needs could then
-begin in the middle of it, and fold only its second half.
+a rebuild reads all of it again. A state of None does not end a history: else a rebuild that another key needs
+could begin in the middle of it, and fold only its second half.
 """
 
 import json
@@ -28,7 +28,7 @@ class Watermark:
     """How far a partition was read, and which of its records are not done yet."""
 
     def __init__(self, next_offset: int) -> None:
-        self.next_offset = next_offset  # the one after the last record that was read
+        self.next_offset = next_offset  # the offset after the last record that was read
         self._open: dict[int, None] = {}
 
     def read(self, offset: int) -> None:
@@ -78,7 +78,7 @@ def read_note(text: str, committed: int) -> Note:
 async def in_clock_order(streams: Sequence[AsyncIterator[Sequence[Arrived]]]) -> AsyncIterator[Sequence[Record]]:
     """Merge streams, each in order already, by append time; records that can't be decoded are left out.
 
-    Of records with one time, that of the earlier stream in `streams` comes first. Each batch is of bounded size.
+    Of records with equal times, the one of the earlier stream in `streams` is first. Each batch is of bounded size.
     """
     heads: list[deque[Record]] = [deque() for _ in streams]
     running = set(range(len(streams)))

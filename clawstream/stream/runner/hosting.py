@@ -70,7 +70,7 @@ async def run(
             finally:
                 worker.end()
     except BaseExceptionGroup as failures:
-        # One task failed, so the others were cancelled: the caller handles the error of that one.
+        # One task failed, so the others were cancelled: the caller handles that task's error.
         raise _cause(failures) from failures
 
 
@@ -160,7 +160,7 @@ class _Worker(Generic[S, C]):
             missing = [topic for topic in self._stage.reads if PartitionId(topic, number) not in given]
             if missing:
                 raise TopicMismatch(
-                    f"{self._stage.name} was given partition {number}, but not that of {', '.join(missing)}: topics "
+                    f"{self._stage.name} was given partition {number} without that of {', '.join(missing)}: topics "
                     "that are read together need one partition count. Nothing was read; see `clawstream topics plan`"
                 )
 

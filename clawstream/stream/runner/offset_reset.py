@@ -36,7 +36,7 @@ async def contradicted(
 ) -> list[Contradiction]:
     """Return the partitions that now end before the group's offset, or have another record before it.
 
-    One whose record there is past its topic's retention is no contradiction.
+    It is no contradiction if the record before the offset is past its topic's retention.
     """
     commits = {place: commit for place, commit in committed.items() if commit is not None and commit.offset > 0}
     if not commits:

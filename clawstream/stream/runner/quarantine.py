@@ -1,7 +1,7 @@
-"""How a worker treats records that were set aside: it skips them, parks what follows, and uses them when asked to.
+"""How a worker treats records that were set aside: it skips them, and uses them when a person asks for it.
 
-For a replayed dead letter the state of its key is folded again from the log. Where the stage is `ordered`, its record
-and the records parked behind it are used in their original places. Elsewhere its record is used last.
+To use a dead letter, its key's state is folded again from the log. In an `ordered` stage later records of the key are
+parked behind the dead letter, and all of these are used in their original places. Elsewhere the dead letter comes last.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class StageQuarantine(Quarantine, Generic[S, C]):
         self._pending = pending_records
 
     def held(self, number: int) -> frozenset[str]:
-        """Return the keys with waiting dead letters: they get no tick while those wait."""
+        """Return the keys that get no tick, since they have waiting dead letters and the stage is `ordered`."""
         return frozenset(map(_text, self.known.waiting(number))) if self.ordered else frozenset()
 
     def refuse(
@@ -60,7 +60,7 @@ class StageQuarantine(Quarantine, Generic[S, C]):
         begins = await self._log.begin_offsets([place.topic for place in partition.places]) if missing else {}
         past = {at for at in missing if at.offset < begins.get(at.place, 0)}
         asked = {one.id: expired(one) if one.id in past else one for one in ready}
-        if not self.ordered:  # the other records were used without the dead letters, so these come last
+        if not self.ordered:  # the key's other records were used without these, so the dead letters come last
             records.sort(key=lambda record: self.id_of(record) in asked)
         for key in {key_text(record) for record in records}:
             partition.fold.forget(key)
