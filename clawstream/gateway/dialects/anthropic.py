@@ -7,7 +7,7 @@ histories. A field that OpenAI's form has no place for is refused by its own nam
   `defer_loading` and `allowed_callers` of tools, are left out: they ask for nothing that changes what is answered.
 * `thinking.budget_tokens`, `output_config.effort`, `context_management`, `service_tier` and `speed` are recorded with
   the request and change nothing: reasoning counts towards max_tokens, and the whole history is shown to the policy.
-* An image of a user or a tool becomes words (pictures.py); a document becomes its text, or words.
+* An image of a user or a tool becomes words (requests/fields.py); a document becomes its text, or words.
 * A tool result with `is_error` says so in front of its text, since a tool message has no such mark.
 
 Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 has it.
@@ -18,8 +18,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clawstream.gateway.dialects.anthropic_replies import SIGNED, arguments_of, signature
-from clawstream.gateway.requests.fields import BadRequest, boolean, items, kind, mapping, number, text, wrong
-from clawstream.gateway.requests.pictures import SHOWN_BY_A_TOOL, SHOWN_BY_THE_USER, check_shown, with_words
+from clawstream.gateway.requests.fields import (
+    SHOWN_BY_A_TOOL,
+    SHOWN_BY_THE_USER,
+    BadRequest,
+    boolean,
+    check_shown,
+    items,
+    kind,
+    mapping,
+    number,
+    text,
+    with_words,
+    wrong,
+)
 from clawstream.gateway.requests.wire import (
     PRIVATE_KEYS,
     ChatRequest,

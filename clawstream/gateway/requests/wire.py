@@ -17,10 +17,15 @@ from clawstream.conversation.messages import Message
 from clawstream.events import Sampling, Shaping
 from clawstream.events.exchanges import GREEDY_BELOW
 from clawstream.gateway.requests.fields import (
+    DOCUMENTS,
     MOST,
+    PICTURES,
+    SHOWN_BY_A_TOOL,
+    SHOWN_BY_THE_USER,
     BadRequest,
     TooLong,
     boolean,
+    check_shown,
     integer,
     items,
     kind,
@@ -32,15 +37,8 @@ from clawstream.gateway.requests.fields import (
     too_many,
     typed,
     unsupported,
-    wrong,
-)
-from clawstream.gateway.requests.pictures import (
-    DOCUMENTS,
-    PICTURES,
-    SHOWN_BY_A_TOOL,
-    SHOWN_BY_THE_USER,
-    check_shown,
     with_words,
+    wrong,
 )
 from clawstream.gateway.requests.shaping import (
     MAX_GRAMMAR_BYTES,
