@@ -113,7 +113,9 @@ class PolicySettings(Section):
         "trained on what is said under that key alone (training.lora_rank is 16 then, where it is not set)",
     )
     served_model: str = Field("policy", description="the model name that clients ask for")
-    renderer: str = Field("auto", description="the chat template's family, as the renderers package names it")
+    renderer: str = Field(
+        "auto", description="the chat template's family, as the renderers package names it, or chatml"
+    )
     enable_thinking: bool | None = Field(None, description="for families that can think; none: the template's default")
     trust_tokenizer_code: bool = Field(False, description="run Python code of the model folder's tokenizer (Kimi K2)")
 

@@ -1,6 +1,6 @@
 """Tells which family's template a model folder has, and gives the renderers package what it lacks.
 
-It lacks GPT-OSS's vocabulary, which is taken from the folder, and a parser of Mistral's calls.
+It lacks GPT-OSS's vocabulary, which is taken from the folder, a parser of Mistral's calls, and plain ChatML.
 
 Mistral writes calls in two formats. The older one is a `[TOOL_CALLS]` and a JSON list of `{"name", "arguments", "id"}`.
 In the newer one each call has a `[TOOL_CALLS]` of its own and is `name[ARGS]{...}`; some versions put `[CALL_ID]id`
@@ -13,14 +13,19 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
+from jinja2 import TemplateError
 from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
+from pydantic import BaseModel
 from renderers import (
     DefaultRendererConfig,
+    ParsedResponse,
     ParsedToolCall,
+    RenderedTokens,
     ToolCallParseStatus,
     config_from_name,
     create_renderer,
@@ -145,6 +150,103 @@ def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
 TOOL_PARSERS[NAME] = MistralToolParser
 
 
+CHATML: Final = "chatml"
+_START, _END = "<|im_start|>", "<|im_end|>"
+_DEFAULT_SYSTEM = re.compile(r"<\|im_start\|>system\n(.*?)<\|im_end\|>\n<\|im_start\|>user\n", re.DOTALL)
+_SHOWN_TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+_SPACED_PROBE = tuple(
+    {"role": role, "content": f" {role}\n"} for role in ("user", "assistant", "tool", "user", "system")
+)
+
+
+class ChatML(BaseModel, frozen=True):
+    """How to render plain ChatML: each message is a role and a text between two marks, and there are no calls."""
+
+    name: Literal["chatml"] = CHATML
+    system: str | None = None  # what the template says where a conversation has no system message
+    thinking_retention: str | None = None  # as renderers' own have it; there is no thinking to retain
+
+
+class ChatMLRenderer:
+    """Renders as templates of plain ChatML do, and goes on from sampled tokens."""
+
+    def __init__(self, tokenizer: Any, config: ChatML) -> None:
+        self._tokenizer, self._system = tokenizer, config.system
+        self._start, self._end = (int(tokenizer.convert_tokens_to_ids(mark)) for mark in (_START, _END))
+
+    def render_ids(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: object = None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        """Return the ids of the messages; the template shows no tools."""
+        del tools
+        ids: list[int] = []
+        if self._system is not None and messages[0]["role"] != "system":
+            ids += self._message("system", self._system)
+        for message in messages:
+            ids += self._message(message["role"], message["content"])
+        return ids + self._header() if add_generation_prompt else ids
+
+    def bridge_to_next_turn(
+        self, prompt: Sequence[int], answer: Sequence[int], new_messages: Sequence[Mapping[str, Any]], **_: object
+    ) -> RenderedTokens | None:
+        """Return what was sampled, closed where it was cut, and the messages behind it; None: one is an assistant's."""
+        if any(message["role"] == "assistant" for message in new_messages):
+            return None
+        ids = [*prompt, *answer, *([] if answer and answer[-1] == self._end else [self._end]), *self._encode("\n")]
+        for message in new_messages:
+            ids += self._message(message["role"], message["content"])
+        return RenderedTokens(token_ids=ids + self._header())
+
+    def parse_response(self, ids: Sequence[int], **_: object) -> ParsedResponse:
+        """Return the text up to the first token that ends an answer."""
+        stops = self.get_stop_token_ids()
+        end = next((at for at, token in enumerate(ids) if token in stops), len(ids))
+        return ParsedResponse(content=self._tokenizer.decode(list(ids[:end]), skip_special_tokens=False) if end else "")
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Return the tokens that end an answer."""
+        return [*dict.fromkeys((self._end, self._tokenizer.eos_token_id))]
+
+    def _message(self, role: str, content: str) -> list[int]:
+        return [self._start, *self._encode(f"{role}\n{content}"), self._end, *self._encode("\n")]
+
+    def _header(self) -> list[int]:
+        return [self._start, *self._encode("assistant\n")]
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def renderer_of(tokenizer: Any, config: Any, chat_template_kwargs: Mapping[str, Any] | None = None) -> Any:
+    """Return the renderer of a family under a request's options. Raises ValueError for an option that it has not."""
+    if not isinstance(config, ChatML):
+        return create_renderer(tokenizer, config, chat_template_kwargs=chat_template_kwargs)
+    if unknown := sorted({*(chat_template_kwargs or ())} - {"enable_thinking"}):
+        raise ValueError(f"{unknown[0]} is no variable of a ChatML template, which has none")
+    return ChatMLRenderer(tokenizer, config)
+
+
+def _plain_chatml(tokenizer: Any) -> ChatML:
+    """Return how to render the tokenizer's template. Raises ValueError where that is not plain ChatML.
+
+    A template that shows tools, that changes a text or that refuses a role is not.
+    """
+    known, template = tokenizer.get_vocab(), tokenizer.chat_template
+    if not (template and {_START, _END} <= known.keys()):
+        raise ValueError(f"it has no template, or {_START} and {_END} are no tokens")
+    try:
+        said = tokenizer.apply_chat_template(list(_PROBE[1:]), tokenize=False)
+        spaced = tokenizer.apply_chat_template(list(_SPACED_PROBE), tokenize=False, tools=[_SHOWN_TOOL])
+    except TemplateError as error:
+        raise ValueError(f"its template refuses a conversation that ChatML can write ({error})") from error
+    system = _DEFAULT_SYSTEM.match(said)
+    config = ChatML(system=None if system is None else system[1])
+    written = ChatMLRenderer(tokenizer, config).render_ids(_SPACED_PROBE)
+    if not _agrees(tokenizer, config, {}) or tokenizer.encode(spaced, add_special_tokens=False) != written:
+        raise ValueError("its template is not plain ChatML")
+    return config
+
+
 # Families by the architecture in config.json, where that decides the template; checked against the template itself.
 _FAMILIES: Mapping[str, str] = {
     "qwen3": "qwen3",
@@ -159,13 +261,13 @@ _FAMILIES: Mapping[str, str] = {
 }
 
 
-def config_named(name: str, thinking: Mapping[str, bool]) -> Any:
-    config = config_from_name(name)
+def config_named(name: str, thinking: Mapping[str, bool], tokenizer: Any) -> Any:
+    config = _plain_chatml(tokenizer) if name == CHATML else config_from_name(name)
     assert config is not None  # only "auto" has none, and it is resolved before
     unknown = set(thinking) - type(config).model_fields.keys()
     if unknown and name != "default":
         raise ValueError(f"the family {name} has no enable_thinking; leave policy.enable_thinking out")
-    return type(config)(**thinking)
+    return type(config)(**thinking) if name != CHATML else config
 
 
 def family_config(tokenizer: Any, model_path: Path, thinking: Mapping[str, bool]) -> Any:
@@ -175,8 +277,10 @@ def family_config(tokenizer: Any, model_path: Path, thinking: Mapping[str, bool]
     except (OSError, ValueError):
         model_type = None
     family = _FAMILIES.get(model_type or "")
-    if family is not None and _agrees(tokenizer, config_named(family, thinking), thinking):
-        return config_named(family, thinking)
+    if family is not None and _agrees(tokenizer, config := config_named(family, thinking, tokenizer), thinking):
+        return config
+    with suppress(ValueError):
+        return _plain_chatml(tokenizer)
     known = tokenizer.get_vocab()
     parser = NAME if MARK in known else "qwen3" if "<tool_call>" in known else None
     LOG.warning(
@@ -194,4 +298,8 @@ def _agrees(tokenizer: Any, config: Any, thinking: Mapping[str, bool]) -> bool:
     options = {"add_generation_prompt": True, "tokenize": True, "return_dict": False}
     probe = list(_PROBE[-1:] if thinking.get("enable_thinking") is False else _PROBE)
     theirs = tokenizer.apply_chat_template(probe, **options, **thinking)
-    return bool(create_renderer(tokenizer, config).render_ids(probe, add_generation_prompt=True) == list(theirs))
+    try:
+        ours = renderer_of(tokenizer, config).render_ids(probe, add_generation_prompt=True)
+    except AssertionError:  # the tokenizer lacks the family's marks: SmolLM2's architecture is Llama, its template not
+        return False
+    return bool(ours == list(theirs))

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 from jinja2 import TemplateError
-from renderers import ParsedResponse, ToolCallParseStatus, create_renderer
+from renderers import ParsedResponse, ToolCallParseStatus
 from tokenizers.decoders import ByteLevel
 
 from clawstream.config import PolicySettings
@@ -36,7 +36,7 @@ from clawstream.rendering.encoding import (
     load_tokenizer,
     spread,
 )
-from clawstream.rendering.families import config_named, family_config
+from clawstream.rendering.families import CHATML, config_named, family_config, renderer_of
 from clawstream.rendering.history import (
     UNPRINTABLE,
     fitted,
@@ -50,7 +50,7 @@ from clawstream.rendering.history import (
 # Families whose code asks a tokenizer only for ids and text, and writes marks by their ids. For the others the
 # tokenizer itself encodes, so marks in a user's text act as marks (except for gpt-oss, whose own encoder splits them).
 _REMEMBERED = frozenset(
-    {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2"}
+    {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2", CHATML}
 )
 HALF_CHARACTER = "\ufffd"  # how bytes are shown that form no character, or none yet
 _THINKING_MARKS = ("<think>", "</think>")
@@ -140,7 +140,7 @@ class PromptRenderer:
             if policy.renderer == "auto":
                 config = family_config(tokenizer, model_path, thinking)
             else:
-                config = config_named(policy.renderer, thinking)
+                config = config_named(policy.renderer, thinking, tokenizer)
             if config.name == "gpt-oss":
                 families.use_vocabulary_of(tokenizer)
                 config = config.model_copy(update={"conversation_start_date": _HARMONY_DATE})
@@ -153,7 +153,7 @@ class PromptRenderer:
 
     @property
     def family(self) -> str:
-        """The template's family, as the renderers package names it."""
+        """The template's family, as the renderers package names it; or `chatml`."""
         return str(self._config.name)
 
     def prompt_ids(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> tuple[int, ...]:
@@ -320,7 +320,7 @@ class PromptRenderer:
             return ParsedResponse(content=self.decode(ids[: ends[0]] if ends else ids))
 
     def _made(self, **kwargs: Any) -> _Template:
-        reader = create_renderer(self._marked, self._config, **kwargs)
+        reader = renderer_of(self._marked, self._config, **kwargs)
         writer = reader if self._plain is self._marked else self._writer(self._config, kwargs)
         bridger = None
         if self.bridges:
@@ -331,9 +331,9 @@ class PromptRenderer:
 
     def _writer(self, config: Any, kwargs: Mapping[str, Any], headers: frozenset[str] = frozenset()) -> Any:
         if self._plain is self._marked:
-            return create_renderer(self._marked, config, **kwargs)
+            return renderer_of(self._marked, config, **kwargs)
         tokenizer = TemplateTokenizer(self._marked, self._plain, headers)
-        writer = create_renderer(tokenizer, config, **kwargs)
+        writer = renderer_of(tokenizer, config, **kwargs)
         tokenizer.seal()
         return writer
 

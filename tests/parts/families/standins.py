@@ -1,8 +1,8 @@
 """Model folders that stand in for those of the families: their special tokens, on a tokenizer trained here.
 
 The one rule: what is special, and what is only an added token, is as the family's own tokenizer has it; the words are
-ours. No folder has a template of its own, save Mistral's: no renderer of that family exists, so it has ours, written
-after the format that its makers publish.
+ours. No folder has a template of its own, save SmolLM2's, which is its own, and Mistral's: no renderer of that family
+exists, so it has ours, written after the format that its makers publish.
 """
 
 # ruff: noqa: RUF001 - DeepSeek's marks
@@ -61,6 +61,15 @@ MISTRAL_TEMPLATE = """\
 {%- endif %}
 {%- endfor %}
 """
+
+
+# As in SmolLM2's own file, which clawstream/local/packaged_model.py fetches.
+SMOLLM2_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}"
+    "{% endif %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +153,9 @@ FAMILIES: Mapping[str, Tokens] = {
         end="<|endoftext|>",
     ),
     "kimi-k2": Tokens(model_type="kimi_k2", special=_KIMI, end="<|im_end|>"),
+    "smollm2": Tokens(
+        model_type="llama", special=_CHATML, end="<|im_end|>", begin="<|im_start|>", template=SMOLLM2_TEMPLATE
+    ),
     "mistral": Tokens(model_type="mistral", special=_MISTRAL, end="</s>", begin="<s>", template=MISTRAL_TEMPLATE),
 }
 
