@@ -115,7 +115,7 @@ async def serve_until_stopped(
 def _tiny_policy(settings: Settings, console: Console) -> Path:
     """Return the folder of the demo's policy, so that `clawstream up` needs no model."""
     hide_torch()
-    from clawstream.simulation.policy.base import base_policy
+    from clawstream.simulation.policy.recipe import base_policy
 
     console.print("no model is set (engine.model_path or --model): serving the tiny policy of `clawstream demo`")
     return base_policy(settings.cache_dir)

@@ -22,8 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from clawstream.inference.http_borders import OriginGuard
-from clawstream.simulation.learn.controls import Control, Replies, controlled
-from clawstream.simulation.opinions import HABITS, SimulatedJudge, StepJudge
+from clawstream.simulation.opinions import HABITS, Control, Replies, SimulatedJudge, StepJudge, controlled
 
 MODEL = "simulated-judge"
 STEPS = "tools"  # the scenario in which agents' steps are judged, not what people say

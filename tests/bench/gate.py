@@ -17,7 +17,7 @@ import typer
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
-from clawstream.simulation.policy.base import base_policy
+from clawstream.simulation.policy.recipe import base_policy
 from clawstream.training.step.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report

@@ -15,7 +15,7 @@ import typer
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.simulation.learn.outcome import kept, newest
-from clawstream.simulation.policy.base import base_policy
+from clawstream.simulation.policy.recipe import base_policy
 from clawstream.simulation.problems import scored
 from clawstream.simulation.runs.scenarios import CASTS, SCENARIOS, blocks_of
 from clawstream.training.step.trainer import Trainer

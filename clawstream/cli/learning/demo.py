@@ -46,8 +46,7 @@ def demo(
     refuse_what_is_missing(Settings(data_dir=settings.data_dir, cache_dir=settings.cache_dir, environment=False))
     hide_torch()
     from clawstream.simulation.learn.plot import plot_scores
-    from clawstream.simulation.policy.base import base_policy
-    from clawstream.simulation.policy.recipe import LEARNING_RATE
+    from clawstream.simulation.policy.recipe import LEARNING_RATE, base_policy
     from clawstream.simulation.runs.people import people_of
     from clawstream.simulation.runs.run import SCENARIO, TEMPERATURE, Plan, demonstrate
 

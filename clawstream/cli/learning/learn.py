@@ -212,11 +212,11 @@ def learn(
     refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
     hide_torch()
     from clawstream.cli.learning.progress import show, tables
-    from clawstream.simulation.learn.controls import Control
     from clawstream.simulation.learn.grid import UNTAUGHT, Cell, grid, usual_score_at
     from clawstream.simulation.learn.learning import Grid
     from clawstream.simulation.learn.plot import plot_curves, plot_people
     from clawstream.simulation.learn.report import curves, lasting, with_lines
+    from clawstream.simulation.opinions import Control
     from clawstream.simulation.runs.people import people_of
     from clawstream.simulation.runs.scenarios import CASTS, UnusableProblems
 
@@ -323,7 +323,7 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
 
 def _built(settings: "Settings", base: str) -> tuple[Path, str]:
     """Return the policy's folder, and a name that no other policy has."""
-    from clawstream.simulation.policy.base import base_policy
+    from clawstream.simulation.policy.recipe import base_policy
     from clawstream.simulation.runs.scenarios import digest
 
     if base == "own":

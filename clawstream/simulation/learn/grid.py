@@ -16,7 +16,7 @@ from typing import Any
 from clawstream.config import Settings
 from clawstream.config.training import usual_teacher
 from clawstream.errors import ConfigError
-from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs.scenarios import CASTS, Block, blocks_of
 
 USUAL_TEACHER = "usual"

@@ -12,9 +12,9 @@ from math import inf, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import AGAIN_WITHIN
 from clawstream.simulation.learn.outcome import Reference, ReportRow, StepFigures, kept, newest, others_lost
+from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs.scenarios import CASTS, Block
 
 LAST_BELOW_BEST = 0.06

@@ -24,8 +24,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.simulation.policy import base as shipped
-from clawstream.simulation.policy import recipe as tokenizer
+from clawstream.simulation.policy import recipe as parts
 from clawstream.simulation.policy.recipe import RECIPES, Base, Recipe, folder_of
 
 _SORTED_BATCHES = 16  # the lessons of so many batches are sorted by length together, which saves most padding
@@ -43,9 +42,9 @@ class TrainingExample(NamedTuple):
 
 def lessons_of(recipe: Recipe) -> list[TrainingExample]:
     """Return all dialogues as tokens: prompts as the gateway renders them, answers as the engine samples them."""
-    words = tokenizer.build(recipe.mix.words)
+    words = parts.build(recipe.mix.words)
     renderer = PromptRenderer(words, Qwen3RendererConfig(enable_thinking=False))
-    end = int(words.convert_tokens_to_ids(tokenizer.END_OF_MESSAGE))
+    end = int(words.convert_tokens_to_ids(parts.END_OF_MESSAGE))
     return [
         TrainingExample(
             renderer.prompt_ids(d.messages, recipe.mix.options),
@@ -61,10 +60,10 @@ def ensure(cache_dir: Path, recipe: Recipe) -> Path:
     if folder.is_dir():
         return folder
     transformers_logging.disable_progress_bar()
-    with shipped.drafted(folder) as draft:
+    with parts.drafted(folder) as draft:
         with torch.random.fork_rng(devices=[]), _threads(_num_idle_cores()):
             build(recipe).save_pretrained(draft)
-        tokenizer.save(draft, recipe.mix.words)
+        parts.save(draft, recipe.mix.words)
     return folder
 
 
@@ -110,7 +109,7 @@ def _threads(wanted: int) -> Iterator[None]:
 
 
 def _untrained(recipe: Recipe) -> Qwen3ForCausalLM:
-    words = tokenizer.build(recipe.mix.words)
+    words = parts.build(recipe.mix.words)
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(words),
@@ -121,7 +120,7 @@ def _untrained(recipe: Recipe) -> Qwen3ForCausalLM:
             num_key_value_heads=recipe.num_heads,
             head_dim=recipe.width // recipe.num_heads,
             tie_word_embeddings=True,
-            max_position_embeddings=tokenizer.MAX_CONTEXT_TOKENS,
+            max_position_embeddings=parts.MAX_CONTEXT_TOKENS,
             bos_token_id=None,
             eos_token_id=words.eos_token_id,
             pad_token_id=words.pad_token_id,
@@ -178,7 +177,7 @@ def main(
     recipe = RECIPES[base]
     folder = ensure(cache_dir, recipe)
     if pack is not None:
-        shipped.pack(folder, pack, recipe=recipe.digest())
+        parts.pack(folder, pack, recipe=recipe.digest())
     sys.stdout.write(f"{folder}\n")
 
 

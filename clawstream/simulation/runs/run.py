@@ -23,7 +23,7 @@ from clawstream.local.installation import Installation, installation
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.server_process import reserved
 from clawstream.local.supervisor import Part
-from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.counting import Counts, Footprint, counted
 from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles

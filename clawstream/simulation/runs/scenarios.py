@@ -23,8 +23,7 @@ from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingS
 from clawstream.errors import TryLater
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine, engine_session
-from clawstream.simulation.learn.controls import Control
-from clawstream.simulation.opinions import HINTS, Wish
+from clawstream.simulation.opinions import HINTS, Control, Wish
 from clawstream.simulation.problems import SUBJECTS, UNRELATED, Sum, SumSet, all_of, scored
 from clawstream.simulation.reactions import wordings_of
 

@@ -12,10 +12,10 @@ from clawstream.cli import app
 from clawstream.cli.learning.progress import show, shown, tables
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
-from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import usual_score_at
 from clawstream.simulation.learn.plot import _ceilings, _pieces, plot_curves
 from clawstream.simulation.learn.report import curves
+from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs.run import RunProgress
 from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, failed, long_row, row
 

@@ -26,7 +26,7 @@ from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.postgres import EmbeddedPostgres
 from clawstream.local.servers.server_process import answers, reserved
 from clawstream.local.supervisor import Patience, RestartableServer, Supervisor
-from clawstream.simulation.policy.base import base_policy
+from clawstream.simulation.policy.recipe import base_policy
 
 
 def test_the_embedded_engine_is_at_the_port_that_was_kept_for_it(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation.learn.controls import Control
+from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs import programs, run
 from clawstream.simulation.runs.run import People, Plan, _free_until, _judge, _next_stop, _settings, _teach
 

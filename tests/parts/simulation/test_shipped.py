@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from clawstream.errors import PartUnavailable
 from clawstream.simulation.marks import mark, questions, total
-from clawstream.simulation.policy import base, build
-from clawstream.simulation.policy.base import base_policy
+from clawstream.simulation.policy import build
+from clawstream.simulation.policy import recipe as base
 from clawstream.simulation.policy.dialogues import with_hint as hinted
-from clawstream.simulation.policy.recipe import RECIPES
+from clawstream.simulation.policy.recipe import RECIPES, base_policy
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import SCENARIO, TEMPERATURE
 from tests.renderers import load_renderer
@@ -101,7 +101,7 @@ def test_what_its_recipe_makes_today_is_as_good(folder: Path, tmp_path: Path) ->
 
 def test_who_only_asks_for_the_folder_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from clawstream.simulation.policy.base import base_policy\n"
+        "import sys; from pathlib import Path; from clawstream.simulation.policy.recipe import base_policy\n"
         f"base_policy(Path({str(tmp_path)!r})); print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

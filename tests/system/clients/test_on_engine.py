@@ -9,7 +9,7 @@ import pytest
 
 from clawstream.events import ExchangeCompleted
 from clawstream.local.servers.server_process import reserved
-from clawstream.simulation.policy import base
+from clawstream.simulation.policy import recipe as base
 from tests.parts.engine.process import cpu_engine
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.system.clients import javascript

@@ -7,7 +7,7 @@ import anthropic
 import openai
 import pytest
 
-from clawstream.gateway.http.routes import wrong_path
+from clawstream.gateway.http.pages import wrong_path
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 
 AS_ANTHROPIC = {"anthropic-version": "2023-06-01"}

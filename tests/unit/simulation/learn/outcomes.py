@@ -3,9 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, StepFigures
+from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs.figures import VersionScore
 
 STEP = StepFigures(

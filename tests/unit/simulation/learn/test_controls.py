@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.learn.controls import RandomJudge, ShuffledJudge, opening_of
-from clawstream.simulation.opinions import SimulatedJudge
+from clawstream.simulation.opinions import RandomJudge, ShuffledJudge, SimulatedJudge, opening_of
 from tests.unit.simulation.test_opinions import SAID, boxed, hint_in
 
 SURE = SimulatedJudge(wrong_share=0.0, seed=0)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.grid import Cell, grid, usual_score_at
 from clawstream.simulation.learn.outcome import read_as
+from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs.scenarios import CASTS
 
 CELL = Cell(

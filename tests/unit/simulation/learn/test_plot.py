@@ -2,9 +2,9 @@
 
 import pytest
 
-from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.plot import curves_figure, people_figure
 from clawstream.simulation.learn.report import curves, lasting
+from clawstream.simulation.opinions import Control
 from tests.unit.simulation.learn.outcomes import REFERENCE, block_row, row
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.outcome import CellOutcome, ReportRow, read_as
 from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, lasting, mean_of, steadiness
+from clawstream.simulation.opinions import Control
 from tests.unit.simulation.learn.outcomes import block_row, failed, long_row, outcome, row, score
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from clawstream.simulation.learn.controls import Control
 from clawstream.simulation.learn.outcome import ReportRow
 from clawstream.simulation.learn.report import SteadinessCheck, steadiness, with_lines
+from clawstream.simulation.opinions import Control
 from tests.unit.simulation.learn.outcomes import failed, long_row, row
 
 LAST, LATE, REJECTED, ENTROPY, LENGTH, RELEARNED = range(6)
