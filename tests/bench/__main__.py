@@ -18,6 +18,7 @@ COMMANDS = (
     "gate",
     "sketch",
     "screen",
+    "survey",
 )  # each in its module
 
 
