@@ -26,7 +26,7 @@ from clawstream.local.engine.core import Core
 from clawstream.local.engine.model import RowModel
 from clawstream.local.engine.rows import Job
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.samples.hinted import with_hint
+from clawstream.samples.hinted import MARKER, with_hint
 from clawstream.simulation.everyday.material import AnswerWish, Split, requests_of, wishes
 from clawstream.simulation.everyday.scorer import holds, is_answer
 
@@ -161,7 +161,10 @@ def rows(asked: Sequence[Asked]) -> list[dict[str, Any]]:
 
 def _shares(wish: str, asked: Sequence[Asked]) -> dict[str, float]:
     as_wished = [holds(wish, one.answer) for one in asked]
-    answers = [is_answer(one.answer, one.request, wish=wish, finished=one.finished, hint=one.hint) for one in asked]
+    answers = [
+        is_answer(one.answer, one.request, wish=wish, finished=one.finished, hint=f"{MARKER}\n{one.hint}")
+        for one in asked
+    ]
     return {
         "holds": fmean(as_wished),
         "answers": fmean(answers),

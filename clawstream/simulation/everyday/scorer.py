@@ -94,9 +94,10 @@ def is_answer(
 ) -> bool:  # fmt: skip
     """Whether a text that the model `finished` can be an answer to the request, be it as wished or not.
 
-    It is neither too short nor too long, says nothing over and over, is about the request, and copies neither that
-    nor the hint that was in the prompt. Where the wish is another language, no words of the request are looked for.
-    `mean_nats`, the tokens' mean log-prob under the frozen base, is at least `least_nats`; None: it isn't looked at.
+    It is neither too short nor too long, says nothing over and over, is about the request, and doesn't copy it. It
+    repeats no short line and no four words in a row of the `hint` that was in the prompt, given with the mark before
+    it. Where the wish is another language, no words of the request are looked for. `mean_nats`, the tokens' mean
+    log-prob under the frozen base, is at least `least_nats`; None: it isn't looked at.
     """
     if least_nats is not None:
         assert mean_nats is not None, "a threshold needs the log-prob that it is for"
@@ -108,21 +109,27 @@ def is_answer(
         and LEAST_WORDS <= len(words) <= MOST_WORDS
         and not _repeats(words)
         and not _copies(words, requested)
-        and not (hint is not None and _copies(words, _words(hint)))
+        and not (hint is not None and _tells(words, hint))
         and (wish in _LANGUAGES or _is_about(words, requested))
     )
 
 
 def _repeats(words: Sequence[str]) -> bool:
-    rows = _rows_of_three(words)
+    rows = _rows(words, 3)
     if len(rows) >= _LEAST_ROWS_OF_THREE and len(set(rows)) < LEAST_DISTINCT * len(rows):
         return True
     return max(Counter(words).values()) > max(2, MOST_OF_ONE_WORD * len(words))
 
 
 def _copies(words: Sequence[str], requested: Sequence[str]) -> bool:
-    rows, given = _rows_of_three(words), set(_rows_of_three(requested))
+    rows, given = _rows(words, 3), set(_rows(requested, 3))
     return sum(row in given for row in rows) > MOST_COPIED * len(rows)
+
+
+def _tells(words: Sequence[str], hint: str) -> bool:
+    """Whether an answer tells of a hint; two words of it may be there, as a hint may say what to write."""
+    lines = [line for line in map(_words, _lines(hint)) if len(line) >= 3]
+    return any(set(_rows(line, min(4, len(line)))) & set(_rows(words, min(4, len(line)))) for line in lines)
 
 
 def _is_about(words: Sequence[str], requested: Sequence[str]) -> bool:
@@ -135,8 +142,8 @@ def _stems(words: Iterable[str]) -> set[str]:
     return {word[:_STEM_LETTERS] for word in words if len(word) > 3 and word not in _EMPTY_WORDS}
 
 
-def _rows_of_three(words: Sequence[str]) -> list[tuple[str, ...]]:
-    return [tuple(words[n : n + 3]) for n in range(len(words) - 2)]
+def _rows(words: Sequence[str], length: int) -> list[tuple[str, ...]]:
+    return [tuple(words[n : n + length]) for n in range(len(words) - length + 1)]
 
 
 def _words(text: str) -> list[str]:

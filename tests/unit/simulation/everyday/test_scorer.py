@@ -178,10 +178,17 @@ def test_what_is_no_answer_wins_nothing(wish: str, answer: str) -> None:
     assert not (holds(wish, answer) and is_answer(answer, REQUEST, wish=wish, finished=True))
 
 
-def test_the_hint_is_no_answer() -> None:
-    hint = "Say of the pasta in one short sentence whether it freezes."
-    assert not is_answer(f"{hint} Pasta.", REQUEST, wish="one_sentence", finished=True, hint=hint)
-    assert is_answer("Yes, pasta freezes.", REQUEST, wish="one_sentence", finished=True, hint=hint)
+@pytest.mark.parametrize(
+    ("answer", "is_one"),
+    [
+        ("For short pasta, yes, it freezes well.", True),
+        ("The user wants one short sentence about pasta.", False),
+        ("Yes, pasta freezes. [A mark before hints] It keeps.", False),
+    ],
+)
+def test_who_tells_of_the_hint_gives_no_answer(answer: str, is_one: bool) -> None:
+    hint = "[a mark before hints]\nThe user wants one short sentence. Say it of short pasta."
+    assert is_answer(answer, REQUEST, wish="one_sentence", finished=True, hint=hint) is is_one
 
 
 def test_an_answer_in_another_language_shares_no_words() -> None:
