@@ -156,7 +156,7 @@ def rows(asked: Sequence[Asked]) -> list[dict[str, Any]]:
         without, with_it = _shares(wish, [plain[one.request] for one in hinted]), _shares(wish, hinted)
         moved = {"holds_moved": with_it["holds"] - without["holds"], "won_moved": with_it["won"] - without["won"]}
         found.append({"wish": wish, "requests": len(hinted), "without": without, "with_hint": with_it} | moved)
-    return sorted(found, key=lambda row: -row["won_moved"])
+    return sorted(found, key=lambda row: -row["holds_moved"])
 
 
 def _shares(wish: str, asked: Sequence[Asked]) -> dict[str, float]:
@@ -187,9 +187,13 @@ def _write(json_file: Path, settings: Mapping[str, Any], asked: Collection[Asked
 
 def _show(found: Sequence[Mapping[str, Any]]) -> None:
     names = ("holds", "answers", "won", "tokens")
-    table = Table("wish", "requests", "moved", *(f"{name}{end}" for name in names for end in ("", ", hint")))
+    table = Table(
+        "wish", "requests", "moved", "won moved", *(f"{name}{end}" for name in names for end in ("", ", hint"))
+    )
     for row in found:
         pairs = [(row["without"][name], row["with_hint"][name]) for name in names]
         shown = [f"{value:.0f}" if value > 1 else f"{value:.2f}" for pair in pairs for value in pair]
-        table.add_row(row["wish"], str(row["requests"]), f"{row['won_moved']:+.2f}", *shown)
+        table.add_row(
+            row["wish"], str(row["requests"]), *(f"{row[name]:+.2f}" for name in ("holds_moved", "won_moved")), *shown
+        )
     Console(width=140).print(table)
