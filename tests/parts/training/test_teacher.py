@@ -118,7 +118,9 @@ def test_scores_that_do_not_fit_the_answer_are_a_flaw() -> None:
     assert "teacher_logprobs has 2 values: expected 3" in str(
         flaw(replace(right, teacher_logprobs=(-1.0,) * 2), ModelLimits())
     )
-    assert "expected both, to compare them, or neither" in str(flaw(replace(right, student_logprobs=None), ModelLimits()))
+    assert "expected both, to compare them, or neither" in str(
+        flaw(replace(right, student_logprobs=None), ModelLimits())
+    )
 
 
 @pytest.mark.parametrize(
