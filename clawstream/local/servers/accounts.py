@@ -12,7 +12,7 @@ import pwd
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import platformdirs
 
 from clawstream.errors import PartUnavailable
+from clawstream.inference.model_folder import put_whole
 from clawstream.locks import locked
 
 SHARED_PROGRAMS = Path("/var/cache/clawstream")
@@ -155,6 +156,29 @@ def _closed(folder: Path) -> bool:
 def cache_folder() -> Path:
     """The folder for downloads, which can be deleted and fetched again."""
     return Path(platformdirs.user_cache_dir("clawstream"))
+
+
+def made_once(folder: Path, make: Callable[[Path], None], *, within_s: float) -> Path:
+    """Return `folder`, which is whole; where it is missing, `make` fills an empty one that is then renamed to it.
+
+    One process makes it, and the others wait for that one. Where `make` raises, nothing is left of what it made.
+    Raises PartUnavailable where another process makes it for more than `within_s`.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f"{folder.name}.partial")
+    with locked(folder.with_name(f"{folder.name}.lock"), within_s=within_s):
+        if folder.is_dir():
+            return folder
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            make(partial)
+            put_whole(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
 
 
 @contextmanager

