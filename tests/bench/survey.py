@@ -68,11 +68,11 @@ def survey(
 ) -> None:
     """Ask with and without each wish's hints, and report how many answers are as wished."""
     torch.set_num_threads(1)
-    asked = {one.key: one for one in _known(json_file)}
+    settings = {"model": model.name, "temperature": TEMPERATURE, "max_tokens": max_tokens, "seed": seed}
+    asked = {one.key: one for one in _known(json_file, settings)}
     chosen = [wish for wish in wishes() if wanted == "all" or wish.id in wanted.split(",")]
     requests = requests_of(Split.DEVELOPMENT)[:num_requests]
     missing = [question for question in _questions(chosen, requests) if question.key not in asked]
-    settings = {"model": model.name, "temperature": TEMPERATURE, "max_tokens": max_tokens, "seed": seed}
     if missing:
         speaker = _Speaker(model, max_tokens=max_tokens, at_once=at_once)
         for number, one in enumerate(speaker.answers(missing, seed), 1):
@@ -174,8 +174,14 @@ def _shares(wish: str, asked: Sequence[Asked]) -> dict[str, float]:
     }
 
 
-def _known(json_file: Path) -> list[Asked]:
-    return [Asked(**one) for one in json.loads(json_file.read_text())["asked"]] if json_file.exists() else []
+def _known(json_file: Path, settings: Mapping[str, Any]) -> list[Asked]:
+    """Return the answers of the report that is gone on with. Raises BadParameter where they were asked otherwise."""
+    if not json_file.exists():
+        return []
+    report = json.loads(json_file.read_text())
+    if differs := {name: report[name] for name, value in settings.items() if report[name] != value}:
+        raise typer.BadParameter(f"{json_file} has answers that were asked with {differs}. Name another file")
+    return [Asked(**one) for one in report["asked"]]
 
 
 def _write(json_file: Path, settings: Mapping[str, Any], asked: Collection[Asked]) -> None:
