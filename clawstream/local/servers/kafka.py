@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from pydantic import SecretStr
+from rich.console import Console
 
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
-from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java
+from clawstream.local.servers.jars import KAFKA_REMEDIES, broker_jars, java, packaged_java
 from clawstream.local.servers.server_process import (
     HOST,
     EmbeddedServer,
     ServerProcess,
+    last_lines,
     reserved,
     reserved_again,
     run_tool,
@@ -33,6 +35,7 @@ _CREDENTIAL = "password"
 _MODULES = "org.apache.kafka.common.security"
 READY_WITHIN_S = 90.0
 STOP_WITHIN_S = 15.0
+_RECORDED_WITHIN_S = 120.0
 _STARTED = "Kafka Server started"  # its last log line of a start: it lists itself, and takes requests
 # The first compiler only: half the processor time of a start and 35 MB less, for a load that never needs the second.
 _JVM = ("-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
@@ -109,9 +112,11 @@ class EmbeddedKafka(EmbeddedServer):
         port: int | None = None,
         cache_dir: Path | None = None,
         open_to_all: bool = False,
+        recorded_to: Path | None = None,
     ) -> None:
         super().__init__(data_dir, "kafka.log", fresh=fresh, port=port)
         self._open_to_all = open_to_all
+        self._recorded_to = recorded_to
         self._cache_dir = accounts.cache_folder() if cache_dir is None else cache_dir.absolute()
         self._bootstrap: str | None = None
 
@@ -127,7 +132,7 @@ class EmbeddedKafka(EmbeddedServer):
         return {"bootstrap": self.bootstrap} if self._open_to_all else access_to(self.data_dir, self.bootstrap)
 
     def __enter__(self) -> Self:
-        command = java_command(java(), broker_jars(self._cache_dir))
+        command = self._command()
         self._set_password_once(command)
         with (
             accounts.claimed(self.data_dir, fresh=self._fresh) as claim,
@@ -140,8 +145,8 @@ class EmbeddedKafka(EmbeddedServer):
             settings = self.data_dir / "server.properties"
             accounts.write_private(settings, server_properties(_DATA, listeners(port, controller_port, password)))
             self._server_process = ServerProcess(
-                [*command, "kafka.Kafka", settings.name],
-                folder=self.data_dir, log=self.log, grace_s=STOP_WITHIN_S, keep_fd=claim,
+                [*command, "kafka.Kafka", settings.name], folder=self.data_dir, log=self.log, keep_fd=claim,
+                grace_s=_RECORDED_WITHIN_S if self._recorded_to else STOP_WITHIN_S,
             )  # fmt: skip
             with self._server_process.once_ready(
                 lambda: _STARTED in self.log.read_text(errors="replace"), READY_WITHIN_S,
@@ -153,6 +158,12 @@ class EmbeddedKafka(EmbeddedServer):
                 accounts.publish(self.data_dir, self._bootstrap)
         self._fresh, self._port = False, port
         return self
+
+    def _command(self) -> list[str]:
+        jars = broker_jars(self._cache_dir)
+        if self._recorded_to:
+            return java_command(java(), jars, f"-XX:AOTCacheOutput={self._recorded_to}")
+        return java_command(java(), jars, *_loaded_classes(jars))
 
     def _format_once(self, command: Sequence[str]) -> None:
         """Format the data folder once, with a cluster id of its own; a half formatted one is formatted again."""
@@ -208,7 +219,43 @@ def _run(command: Sequence[str], words: Sequence[str], folder: Path, what: str) 
         )
 
 
-def java_command(program: Path, jars: Path) -> list[str]:
+def java_command(program: Path, jars: Path, *options: str) -> list[str]:
     """Java, which is `program`, with the broker's classes, up to the name of the class to run."""
     log_config = (_CONFIG / "log4j2.properties").as_uri()
-    return [str(program), *_JVM, f"-Dlog4j2.configurationFile={log_config}", "-cp", f"{jars}/*"]
+    return [str(program), *_JVM, *options, f"-Dlog4j2.configurationFile={log_config}", "-cp", f"{jars}/*"]
+
+
+def _loaded_classes(jars: Path) -> tuple[str, ...]:
+    """Return options by which Java finds the broker's classes loaded and linked already: half the time of a start.
+
+    One start and stop of a broker, once per user and Java, keeps them in a file beside the jars (JEP 514, 65 MB). There
+    are none for a Java that JAVA_HOME names, nor where the file can't be made: then the broker starts without.
+    """
+    version = packaged_java()
+    if version is None:
+        return ()
+    try:
+        folder = accounts.made_once(
+            jars.with_name(f"{jars.name}-java-{version}"), lambda folder: _record(folder, jars.parent),
+            within_s=READY_WITHIN_S + 2 * _RECORDED_WITHIN_S,
+        )  # fmt: skip
+    except (PartUnavailable, OSError) as error:
+        Console(stderr=True).print(f"Kafka starts more slowly: {error}", soft_wrap=True, highlight=False, markup=False)
+        return ()
+    return (f"-XX:AOTCache={folder / _CLASSES}", "-Xlog:aot*=off")
+
+
+_CLASSES = "classes.aot"
+
+
+def _record(folder: Path, cache_dir: Path) -> None:
+    Console(stderr=True).print("preparing Kafka's classes (once)", highlight=False)
+    file = folder / _CLASSES
+    with EmbeddedKafka(folder / "broker", cache_dir=cache_dir, recorded_to=file) as broker:
+        pass  # Java writes the file when it ends
+    if not file.exists():
+        raise PartUnavailable(
+            f"its classes could not be kept in {file}. The next start tries again. The end of the broker's log:\n"
+            f"{last_lines(broker.log.read_text(errors='replace'))}"
+        )
+    shutil.rmtree(folder / "broker")

@@ -278,6 +278,59 @@ def test_a_folder_from_before_there_was_a_password_gets_one_and_keeps_its_record
             asyncio.run(names_seen({"bootstrap": broker.bootstrap}))
 
 
+def mapped(broker: EmbeddedKafka) -> list[str]:
+    """Return the files of loaded classes that the broker's Java has in its memory."""
+    assert broker._server_process is not None
+    [java] = psutil.Process(broker._server_process.watcher_pid).children()
+    return [file.path for file in java.memory_maps() if file.path.endswith(".aot")]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """A cache folder with the broker's jars alone."""
+    whole = jars.broker_jars(accounts.cache_folder())
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / whole.name).symlink_to(whole)
+    return tmp_path / "cache"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_broker_takes_its_classes_from_a_file_that_one_start_made(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        with EmbeddedKafka(tmp_path / "kafka", cache_dir=cache) as broker:
+            [file] = mapped(broker)
+            made_ns = Path(file).stat().st_mtime_ns
+    assert Path(file).is_relative_to(cache)
+    assert [entry.name for entry in Path(file).parent.iterdir()] == ["classes.aot"]
+    assert capsys.readouterr().err.count("preparing Kafka's classes (once)") == 1
+
+    Path(file).write_bytes(b"cut off")
+    with EmbeddedKafka(tmp_path / "kafka", cache_dir=cache) as broker:
+        assert mapped(broker) == []
+        assert Path(file).stat().st_mtime_ns > made_ns
+
+
+@pytest.mark.slow
+def test_a_broker_starts_without_the_file_where_none_can_be_made(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [whole] = cache.iterdir()
+    (cache / f"{whole.name}-java-{jars.packaged_java()}.lock").mkdir()
+    with EmbeddedKafka(tmp_path / "kafka", cache_dir=cache) as broker:
+        assert mapped(broker) == []
+    assert "Kafka starts more slowly: " in capsys.readouterr().err
+
+
+def test_a_java_of_ones_own_shares_no_loaded_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert str(jars.packaged_java()).startswith("25.")
+    monkeypatch.setenv("JAVA_HOME", str(old_java(tmp_path, 'openjdk version "17" 2021-09-14')))
+    assert jars.packaged_java() is None
+
+
 def test_nothing_answers_where_nobody_listens() -> None:
     with reserved() as port:
         assert not answers(f"{HOST}:{port}")
