@@ -228,6 +228,20 @@ def test_a_family_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
         TorchModel.load(tmp_path)
 
 
+def test_what_needs_no_gradient_is_computed_without_a_checkpoint(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = TorchModel.load(base, recompute_layers=True)
+    expected = model.score(RAGGED, weights=None, budget_tokens=64)
+
+    def checkpoint(*_args: object, **_options: object) -> None:
+        raise AssertionError("there is no backward pass")
+
+    monkeypatch.setattr("clawstream.training.base_folder.checkpoint", checkpoint)
+    found = model.score(RAGGED, weights=None, budget_tokens=64)
+    assert all(map(torch.equal, found, expected))
+    with pytest.raises(AssertionError, match="no backward pass"):
+        model.logprobs(RAGGED)
+
+
 def test_a_model_whose_layers_are_computed_again_is_out_of_memory_once_it_is_let_go_of(base: Path) -> None:
     model = TorchModel.load(base, recompute_layers=True)
     model.logprobs(RAGGED).nansum().backward()  # type: ignore[no-untyped-call]
