@@ -54,7 +54,7 @@ def trainer(
     rounds: Annotated[int, typer.Option(min=1)] = 1,
     loads: Annotated[str, typer.Option()] = "sessions,single,rendered_again",
     arms: Annotated[str, typer.Option()] = ",".join((*THEIRS, *OURS)),
-    device: Annotated[str, typer.Option(help="cuda: tokens/s and MFU of --shapes instead.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cuda: tokens/s, MFU and memory of --shapes instead.")] = "cpu",
     shapes: Annotated[str, typer.Option()] = "qwen3-0.6b,qwen3-1.7b,qwen3-4b",
 ) -> None:
     """Loss-carrying tokens a second and peak memory of a step, against padded transformers and TRL."""

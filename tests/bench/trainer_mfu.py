@@ -4,7 +4,8 @@ Trained by torch, whole and by an adapter, and whole by Megatron-Core in a proce
 
 Counted are the passes that carry loss: 6 operations for each number that a token is multiplied by (4 where it is frozen
 under an adapter: no gradient of it is computed), the head for response tokens alone, and causal attention; neither
-padding nor what is computed again. A step is forward and backward of one pack; the optimizer's part is not in it.
+padding nor what is computed again. A pass is forward and backward of one pack. After the passes the same model takes
+steps of the trainer, the optimizer's and the gate's part included: `trainer_step`.
 """
 
 import gc
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
+from importlib.metadata import version
+from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +23,13 @@ import torch
 import typer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from clawstream.config import TrainingSettings
 from clawstream.training.model import Model
 from clawstream.training.processes import Processes, Start
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
 from tests.bench.trainer_shapes import loss
+from tests.bench.trainer_step import answered, step
 
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12}  # bfloat16, dense, as NVIDIA's data sheets say
 LORA_RANK = 16
@@ -58,62 +63,77 @@ def utilization(
     device: str, shapes: Sequence[str], *, around: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows so far after each, of a shape and a trainer; `around` is what Megatron's process does all in."""
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else device
-    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in name), None)
+    device_name = torch.cuda.get_device_name() if device.startswith("cuda") else device
+    peak = next((flops for part, flops in PEAK_FLOPS.items() if part in device_name), None)
     rows: list[dict[str, Any]] = []
 
     def with_row(row: dict[str, Any]) -> dict[str, Any]:
         typer.echo(row, err=True)
         rows.append(row)
-        return {"device": name, "peak_flops": peak, "rows": rows}
+        versions = {name: version(name) for name in ("torch", "transformers")}
+        return {"device": device_name, "peak_flops": peak, "versions": versions, "rows": rows}
 
     for shape in shapes:
-        for rank in (None, LORA_RANK):
-            yield with_row(_row(shape, "torch", rank, device, peak))
-        gc.collect()
-        if device.startswith("cuda"):
-            torch.cuda.empty_cache()  # the next process needs the room
-        backend = "nccl" if device.startswith("cuda") else "gloo"
-        with closing(Processes(1, Start(backend=backend, around=around))) as process:
-            yield with_row(process.ask(f"{__name__}:megatron_row", shape, device, peak)[0])
+        with tempfile.TemporaryDirectory() as name_of_folder:
+            folder = Path(name_of_folder)
+            _write(folder, SIZES[shape], device)
+            for rank in (None, LORA_RANK):
+                yield with_row(_row(folder, shape, "torch", rank, device, peak))
+            _let_go(device)
+            backend = "nccl" if device.startswith("cuda") else "gloo"
+            with closing(Processes(1, Start(backend=backend, around=around))) as process:
+                yield with_row(process.ask(f"{__name__}:megatron_row", folder, shape, device, peak)[0])
 
 
-def megatron_row(_state: dict[str, Any], shape: str, device: str, peak: float | None) -> dict[str, Any]:
+def megatron_row(_state: dict[str, Any], folder: Path, shape: str, device: str, peak: float | None) -> dict[str, Any]:
     """Return the row of all weights by Megatron-Core."""
-    return _row(shape, "megatron", None, device, peak)
+    return _row(folder, shape, "megatron", None, device, peak)
 
 
-def _row(shape: str, trainer: str, lora_rank: int | None, device: str, peak: float | None) -> dict[str, Any]:
-    which = {"shape": shape, "trainer": trainer, "lora_rank": lora_rank}
-    try:
-        return which | _measured(shape, trainer, lora_rank, device, peak)
-    except torch.OutOfMemoryError as error:
-        return which | {"error": str(error)}
-
-
-def _measured(shape: str, trainer: str, lora_rank: int | None, device: str, peak: float | None) -> dict[str, Any]:
+def _row(
+    folder: Path, shape: str, trainer: str, lora_rank: int | None, device: str, peak: float | None
+) -> dict[str, Any]:
+    _let_go(device)
+    row: dict[str, Any] = {"shape": shape, "trainer": trainer, "lora_rank": lora_rank}
     size = SIZES[shape]
-    with tempfile.TemporaryDirectory() as folder:
-        _write(Path(folder), size, device)
+    try:
         model = _loader(trainer)(
-            Path(folder), lora_rank=lora_rank, device=device, dtype=torch.bfloat16, recompute_layers=True
+            folder, lora_rank=lora_rank, device=device, dtype=torch.bfloat16, recompute_layers=True
         )
-        if device.startswith("cuda"):
-            torch.cuda.reset_peak_memory_stats()
-        suffixes = [
-            Suffix(_ids(size, n, size.prompt_tokens), _ids(size, n + 1, size.response_tokens), 1.0)
-            for n in range(size.answers)
-        ]
-        advantage_B = torch.ones(size.answers, device=device)
-        seconds = _seconds(model, suffixes, advantage_B, device)
-        flops = operations(size, adapter=lora_rank is not None)
-        responses = size.answers * size.response_tokens
-        return {
-            "tokens_per_s": round(size.answers * (size.prompt_tokens + size.response_tokens) / seconds, 1),
-            "loss_tokens_per_s": round(responses / seconds, 1),
-            "mfu": None if peak is None else round(flops / seconds / peak, 4),
-            "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.startswith("cuda") else None,
-        }
+        row |= _passes(model, size, device, peak, adapter=lora_rank is not None)
+        settings = TrainingSettings(
+            trainer=trainer, lora_rank=lora_rank, dtype="bfloat16", gradient_checkpointing=True,
+        )  # fmt: skip
+        samples = answered(
+            size.answers, prompt_tokens=size.prompt_tokens, response_tokens=size.response_tokens,
+            logp_nats=-log(size.vocabulary),
+        )  # fmt: skip
+        row["step"] = step(folder, model, settings, samples)
+    except torch.OutOfMemoryError as error:
+        row["error"] = str(error)
+    return row
+
+
+def _passes(model: Model, size: Size, device: str, peak: float | None, *, adapter: bool) -> dict[str, Any]:
+    suffixes = [
+        Suffix(_ids(size, n, size.prompt_tokens), _ids(size, n + 1, size.response_tokens), 1.0)
+        for n in range(size.answers)
+    ]
+    seconds = _seconds(model, suffixes, torch.ones(size.answers, device=device), device)
+    return {
+        "tokens_per_s": round(size.answers * (size.prompt_tokens + size.response_tokens) / seconds, 1),
+        "loss_tokens_per_s": round(size.answers * size.response_tokens / seconds, 1),
+        "mfu": None if peak is None else round(operations(size, adapter=adapter) / seconds / peak, 4),
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.startswith("cuda") else None,
+    }
+
+
+def _let_go(device: str) -> None:
+    """Give back what the row before held; else this one's peak would count it."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()  # another process may need the room
+        torch.cuda.reset_peak_memory_stats()
 
 
 def operations(size: Size, *, adapter: bool) -> float:

@@ -11,6 +11,7 @@ from tests.bench.trainer import _difference, _ratios
 from tests.bench.trainer_arm import _backward, _ours, _theirs
 from tests.bench.trainer_mfu import SIZES, operations, utilization
 from tests.bench.trainer_shapes import Shape, answers, build, sampled_gradient
+from tests.bench.trainer_step import PARTS
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 
 SMALL = Shape(lengths_divided_by=50, width_divided_by=8)
@@ -77,10 +78,12 @@ def test_operations_are_those_of_each_product_in_the_model() -> None:
 
 
 @pytest.mark.slow
-def test_a_shape_s_rate_is_measured_whole_and_by_an_adapter_and_by_megatron() -> None:
+def test_a_shape_s_passes_and_step_are_measured_whole_and_by_an_adapter_and_by_megatron() -> None:
     *_, found = utilization("cpu", ["tiny"], around=cuda_on_cpu)
     rows = found["rows"]
     assert [(row["trainer"], row["lora_rank"]) for row in rows] == [("torch", None), ("torch", 16), ("megatron", None)]
     for row in rows:
         assert row["mfu"] is None
         assert row["tokens_per_s"] == pytest.approx(3 * row["loss_tokens_per_s"], rel=0.05)
+        assert row["step"]["seconds"] > 0
+        assert row["step"]["parts"].keys() == PARTS.keys()
