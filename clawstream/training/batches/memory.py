@@ -229,7 +229,7 @@ class HintMemory:
         newest = sorted({one.turn_id: one for one in others}.values(), key=lambda one: one.held_at_ms, reverse=True)
         tried = (_with_hint(own, one) for one in newest[:TRIED_PROMPTS] if one.turn_id != own.turn_id)
         prompts = [own, *islice((one for one in tried if one is not None), count - 1)]
-        return [_asked_at_once(prompts[n % len(prompts)], n, now_ms) for n in range(count)]
+        return [_asked_at_once(prompts[n % len(prompts)], n, now_ms, occasion=own.turn_id) for n in range(count)]
 
     @property
     def prompts_by_hint(self) -> list[tuple[HintHeld, ...]]:
@@ -248,7 +248,7 @@ class HintMemory:
             hint = self._hints[name]
             hint.steps_left -= 1
             prompts = (hint.prompts[n % len(hint.prompts)] for n in range(CORRECTION_ANSWERS))
-            asked += [_asked_at_once(prompt, n, now_ms, version=version) for n, prompt in enumerate(prompts)]
+            asked += [_asked_at_once(prompt, n, now_ms, occasion=version) for n, prompt in enumerate(prompts)]
         return asked
 
     @property
@@ -369,9 +369,9 @@ def merged_into(held: HintHeld, version: int, now_ms: int) -> HintHeld:
     return replace(held, sample_id=own_id, policy_version=version, held_at_ms=now_ms, merged=True)
 
 
-def _asked_at_once(prompt: HintHeld, number: int, now_ms: int, *, version: int | None = None) -> RehearsalAsked:
-    again = () if version is None else (version,)
-    name = derived_id("correction", prompt.hint_id, prompt.turn_id, *again, number)
+def _asked_at_once(prompt: HintHeld, number: int, now_ms: int, *, occasion: str | int) -> RehearsalAsked:
+    """Return the request; on another `occasion` (a correction's turn, a merge's version) it is another one."""
+    name = derived_id("correction", prompt.hint_id, prompt.turn_id, occasion, number)
     return _request(prompt, session_id=name, number=-1 - int(name[:7], 16), now_ms=now_ms)
 
 

@@ -9,6 +9,7 @@ import torch
 
 from clawstream.config import TrainingSettings
 from clawstream.events import BatchPlanned, RehearsalAsked, SampleAssembled, hint_id_of
+from clawstream.refresh.asking import NOTHING, Known, observe
 from clawstream.training.batches.choosing import (
     ANSWERED_WITHIN_MS,
     CORRECTION_ANSWERS,
@@ -202,6 +203,44 @@ def test_a_correction_is_tried_on_its_own_prompt_and_on_others_of_the_same_key_i
     assert len({(ask.turn_id, ask.number) for ask in asks}) == len({ask.session_id for ask in asks}) == 4
     assert all(ask.number < 0 for ask in asks)
     assert holding(*others).to_correct(replace(own, num_feedback=1), 4, now_ms=9) == asks
+
+
+def answers(asks: list[RehearsalAsked], known: dict[str, Known], *, version: int) -> list[SampleAssembled]:
+    """The samples of those requests that the refresh stage, which has seen `known`, puts to engines."""
+    found = []
+    for ask in asks:
+        step = observe(known.get(ask.session_id, NOTHING), ask, 1, policy_id="policy", answers_per_hint=1)
+        known[ask.session_id] = step.state or NOTHING
+        for call in step.calls:
+            answer = rehearsal(ask.turn_id, ask.hint_id)
+            spans = (replace(answer.versions[0], policy_version=version),)
+            found.append(replace(answer, refreshed_id=f"{call.turn_id} {call.number}", versions=spans))
+    return found
+
+
+def test_the_same_words_said_again_under_a_key_have_as_many_answers_as_the_first_time() -> None:
+    known: dict[str, Known] = {}
+    memory, batcher = HintMemory(), Batcher(RULES)
+    for version, name in enumerate("abc"):
+        sample = hinted(name, "keep it plain", body=(ord(name), 7), added=(70, 52))
+        correction = replace(sample, versions=(replace(sample.versions[0], policy_version=version),))
+        batcher.receive(of(correction))
+        asks = memory.to_correct(correction, CORRECTION_ANSWERS, now_ms=0)
+        batcher.corrected([correction], 0)
+        own = answers(asks, known, version=version)
+        assert len(own) == CORRECTION_ANSWERS
+        assert answers(memory.to_correct(correction, CORRECTION_ANSWERS, now_ms=9), known, version=version) == []
+        for answer in own:
+            assert batcher.receive(of(answer)) is None
+        batch = batcher.due(parent_version=version, now_ms=1)
+        assert batch is not None, "its answers are here, so nothing is waited for"
+        plan = plan_of(batch, version + 1)
+        batcher.plan(plan)
+        batcher.executed(plan)
+        for event in memory.to_hold(plan, batch.samples, now_ms=version):
+            memory.learn(event)
+        for answer in answers(memory.to_ask(8, version=version + 1, now_ms=0), known, version=version + 1):
+            batcher.receive(of(answer))
 
 
 def test_a_hint_that_was_joined_to_the_token_before_it_goes_to_prompts_that_end_with_the_same_one() -> None:
