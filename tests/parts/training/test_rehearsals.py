@@ -48,10 +48,23 @@ def rehearsal(name: str, *, version: int = 0) -> SampleAssembled:
     return replace(kept, judge="nobody", refreshed_id=f"answer {name}", hint_id=f"hint {name}")
 
 
-@pytest.mark.parametrize(("fresh", "beside"), [(0, 0), (1, 1), (3, 1), (16, 6), (12, 4)])
-def test_a_quarter_of_a_batch_are_rehearsals(fresh: int, beside: int) -> None:
-    assert rehearsals_beside(fresh, share=0.25) == beside
-    assert rehearsals_beside(fresh, share=0.0) == 0
+@pytest.mark.parametrize(
+    ("share", "fresh", "beside"),
+    [
+        (0.25, 0, 0),
+        (0.25, 1, 1),
+        (0.25, 3, 1),
+        (0.25, 16, 6),
+        (0.25, 12, 4),
+        (1 / 3, 16, 8),
+        (1 / 3, 1, 1),
+        (0.0, 16, 0),
+    ],
+)
+def test_rehearsals_come_on_top_of_other_samples_and_are_at_least_their_share_of_the_batch(
+    share: float, fresh: int, beside: int
+) -> None:
+    assert rehearsals_beside(fresh, share=share) == beside
 
 
 def test_a_batch_has_its_samples_and_the_newest_rehearsals_on_top_up_to_half_of_it() -> None:
