@@ -149,6 +149,17 @@ def test_a_step_says_how_open_the_hints_were_that_it_rehearsed(base: Path) -> No
     assert found.open_nats == pytest.approx(sum(gaps) / len(gaps), abs=1e-4)
 
 
+def test_what_was_forgotten_does_not_start_the_learning_rate_again(base: Path) -> None:
+    said, again = tiny.sample("a", reward=None, hinted=True), rehearsal("r")
+    seen = {}
+    for name, samples in {"said": [said], "both": [again, said, again], "rehearsed": [again]}.items():
+        trainer = Trainer(base, TrainingSettings(learning_rate=1e-6))
+        assert trainer.update(samples, version=1, seed=1).mean_gap_nats is not None, "people see the gap of all"
+        seen[name] = trainer._carried.schedule.last_gaps
+    assert seen["both"] == pytest.approx(seen["said"], abs=1e-4)
+    assert (len(seen["said"]), seen["rehearsed"]) == (1, ())
+
+
 @pytest.mark.parametrize("given", [{"method": "binary"}, {"method": "opd", "teacher": "http://teacher"}])
 def test_nothing_is_rehearsed_where_no_hint_is_learned_from_or_an_engine_teaches(given: Mapping[str, str]) -> None:
     training = TrainingSettings.model_validate(given)

@@ -77,6 +77,11 @@ def test_each_judge_and_prompt_is_known_by_its_own_answers_and_by_the_last_ones(
     assert JudgeAccuracy().after(unheard) == JudgeAccuracy()
 
 
+def test_the_score_that_a_limit_gave_is_no_error_of_the_judge() -> None:
+    cut = replace(checked("long", verdict=-1, person=1.0), cut=True)
+    assert JudgeAccuracy().after([cut]) == JudgeAccuracy()
+
+
 def test_it_goes_on_in_the_checkpoint() -> None:
     carried = Carried(judges=accuracy([True, False, True]))
     assert Carried.of(json.loads(json.dumps(carried.plain()))) == carried
