@@ -31,6 +31,7 @@ class Rehearsing:
         self._log = training_log
         self._memory = HintMemory()
         self._read: dict[tuple[str, int], int] = {}  # by partition, the offset that `open` read up to
+        self._noted: set[int] = set()  # versions whose steps the memory knows: a step may be executed again
         self._num_asked = rehearsals_beside(training.batch_samples, share=training.rehearsed_share)
         self._holds = self._num_asked > 0 or training.corrects
         self._merged_for: int | None = None  # the version after which a merged hint's answers were last asked for
@@ -44,7 +45,7 @@ class Rehearsing:
                 if isinstance(event, HintHeld | HintRetired):
                     self._memory.learn(event)
         for step in steps:
-            self._memory.note(step, was_read=True)
+            self._note(step, was_read=True)
 
     @property
     def due_ms(self) -> int | None:
@@ -98,7 +99,7 @@ class Rehearsing:
     async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
         """Retire the contradicted hints, and ask for the next batch's rehearsals; `step` None: it was rejected."""
         if step is not None:
-            self._memory.note(step)
+            self._note(step)
         retired = self._memory.to_retire(self._policy_id, now_ms=now_ms()) if self._holds else []
         if retired:
             await self._log.append(retired)
@@ -108,3 +109,8 @@ class Rehearsing:
         asks = self._memory.to_ask(self._num_asked, version=plan.policy_version, now_ms=now_ms())
         if asks:
             await self._log.append(asks)
+
+    def _note(self, step: StepTaken, *, was_read: bool = False) -> None:
+        if step.policy_version not in self._noted:
+            self._noted.add(step.policy_version)
+            self._memory.note(step, was_read=was_read)

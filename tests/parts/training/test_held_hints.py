@@ -10,6 +10,7 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.events import (
+    FollowedHint,
     HintRetired,
     KeptHint,
     Rehearsed,
@@ -29,6 +30,7 @@ from clawstream.training.publishing import (
     GateMemory,
     HeldAnswer,
 )
+from clawstream.training.rehearsing import Rehearsing
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from clawstream.training.torch_model import TorchModel
@@ -37,6 +39,7 @@ from tests.parts.training import tiny
 from tests.parts.training.test_loop import settings, trained_until
 from tests.parts.training.test_rehearsals import rehearsal
 from tests.unit.stream import toys
+from tests.unit.training.test_memory import plan, step
 
 HINT, END = (20, 21, 22), (5, 6)
 
@@ -146,6 +149,21 @@ async def test_a_hint_whose_person_rejects_answers_that_follow_it_is_retired(bas
     found = [one for event in events if isinstance(event, StepTaken) for one in event.followed]
     assert [(one.hint_id, one.accepted) for one in found] == [(hint_id, False)] * CONTRADICTED_AFTER
     assert await retired() == [(hint_id, Retired.CONTRADICTED)]
+
+
+async def test_a_step_that_is_taken_again_rejects_no_hint_twice(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=1, rehearsal_share=0.5)
+    taught = replace(tiny.sample("taught", hinted=True), key_name="ann")
+    hint_id = hint_id_of("policy", "ann", "keep it plain")
+    rejected = [FollowedHint(hint_id=hint_id, gain_nats=2.0, accepted=False)] * (CONTRADICTED_AFTER // 2)
+    await Rehearsing(chosen, log, on_change=lambda: None).hold(plan(1), [taught])
+    again = Rehearsing(chosen, log, on_change=lambda: None)
+    await again.open([step(followed=rejected, version=2)])
+    await again.ask(plan(2), step(followed=rejected, version=2))  # its checkpoint's folder is lost
+    assert again.held == {hint_id}
+    await again.ask(plan(3), step(followed=rejected, version=3))
+    assert again.held == frozenset()
 
 
 def kept(*names: str) -> tuple[HeldAnswer, ...]:
