@@ -174,7 +174,9 @@ class PolicyLoop:
         if self.samples.is_live:
             await self.rehearsing.merge(self._decided)
         at_ms = _FOR_EVER_MS if self.samples.all_read else now_ms()
-        batch = self._batcher.due(parent_version=self._version, now_ms=at_ms, merging=self.rehearsing.merging)
+        held = self.rehearsing.held if self.samples.is_live else None
+        merging = self.rehearsing.merging
+        batch = self._batcher.due(parent_version=self._version, now_ms=at_ms, merging=merging, held=held)
         self.samples.tell_dropped()
         if batch is None:
             return False

@@ -24,7 +24,7 @@ class Rehearsing:
     """The hint memory of the policy that engines serve."""
 
     def __init__(self, settings: Settings, training_log: Log, *, on_change: Callable[[], None]) -> None:
-        """`on_change` is called when hints were merged."""
+        """`on_change` is called when people retired or merged hints."""
         self._on_change = on_change
         training = settings.training
         self._policy_id = settings.policy.id
@@ -68,6 +68,7 @@ class Rehearsing:
             for event in of_policy(records, self._policy_id):
                 if isinstance(event, HintRetired) and event.reason is Retired.ASKED:
                     self._memory.learn(event)
+                    self._on_change()
                 elif isinstance(event, HintHeld) and event.merged:
                     self._memory.learn(event)
                     self._merged_for = None

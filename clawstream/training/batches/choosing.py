@@ -5,11 +5,11 @@ is due as soon as the policy has answered its hint's prompts often enough, or af
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
-from clawstream.events import SampleAssembled, hint_id_of
+from clawstream.events import SampleAssembled, TopicOffset, hint_id_of
 from clawstream.training.batches.trainable import ModelLimits, hint_counts
 
 CORRECTION_ANSWERS = 12  # asked for at a correction
@@ -129,6 +129,25 @@ def due_ms(waiting: Mapping[str, Arrival], rules: BatchRules) -> int | None:
     asked = [one.asked_ms + ANSWERED_WITHIN_MS for one in fresh if one.asked_ms is not None]
     others = [one.since_ms + rules.max_wait_ms for one in fresh if not corrects(one.sample, rules)]
     return min([*asked, *others], default=None)
+
+
+def retired(waiting: Mapping[str, Arrival], held: Container[str] | None, *, said: Container[str]) -> list[str]:
+    """Return the ids of the samples that rehearse hints which are neither held (None: all are) nor `said` again."""
+    rehearsals = [(name, id_) for name, arrival in waiting.items() if (id_ := arrival.sample.hint_id) is not None]
+    return [name for name, hint_id in rehearsals if held is not None and hint_id not in held and hint_id not in said]
+
+
+def offsets_before(left: Iterable[Arrival], read: Mapping[tuple[str, int], int]) -> tuple[TopicOffset, ...]:
+    """Return the offset to resume each partition from: where it is `read` up to, or the first sample that is `left`."""
+    next_offsets = dict(read)
+    for arrival in left:
+        where = (arrival.topic, arrival.partition)
+        if not arrival.again:
+            next_offsets[where] = min(next_offsets[where], arrival.offset)
+    return tuple(
+        TopicOffset(topic=topic, partition=partition, next_offset=offset)
+        for (topic, partition), offset in sorted(next_offsets.items())
+    )
 
 
 def rehearsals_beside(num_fresh: int, *, share: float) -> int:

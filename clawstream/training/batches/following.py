@@ -99,6 +99,7 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
         DropReason.SUPERSEDED: "a newer revision of their turns came",
         DropReason.STALE: "they are more than training.max_versions_behind versions old",
         DropReason.OVERTAKEN: "they rehearse hints, and were answered more than one version ago",
+        DropReason.RETIRED: "they rehearse hints that are held no more (`clawstream hints list`)",
         DropReason.NO_SIGNAL: "they have nothing that training.method learns from",
         DropReason.OTHER_POLICY: "another policy than policy.id gave the answers",
         DropReason.UNGROUPED: "they are of no group, and training.method = 'stepwise' learns from groups alone",

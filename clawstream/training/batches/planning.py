@@ -6,7 +6,7 @@ may have its prompt answered again; until the log asks for that, plans' offsets 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -21,6 +21,8 @@ from clawstream.training.batches.choosing import (
     corrected_hint,
     corrects,
     due_ms,
+    offsets_before,
+    retired,
     to_correct,
 )
 from clawstream.training.batches.progress import first_plans, versions_behind
@@ -41,6 +43,7 @@ class DropReason(StrEnum):
     SUPERSEDED = "superseded"  # a newer revision of its turn came
     STALE = "stale"  # sampled too many versions ago
     OVERTAKEN = "overtaken"  # a rehearsal that was answered more than one version ago
+    RETIRED = "retired"  # a rehearsal of a hint that is not held any more
     NO_SIGNAL = "no_signal"  # it holds only signals to which this method gives no weight
     OTHER_POLICY = "other_policy"
     UNGROUPED = "ungrouped"  # it belongs to no group, and this method trains only groups
@@ -169,13 +172,17 @@ class Batcher:
         for name in plan.sample_ids:
             self._found.pop(name, None)
 
-    def due(self, *, parent_version: int, now_ms: int, merging: Merging | None = None) -> Batch | None:
+    def due(
+        self, *, parent_version: int, now_ms: int, merging: Merging | None = None, held: Collection[str] | None = None
+    ) -> Batch | None:
         """Return the batch to plan now, if there is one; its samples keep waiting until `plan` is called.
 
         A newer revision that is read meanwhile is late if the plan reaches the log, else it replaces the older one.
+        Rehearsals of hints that are not `held` (None: any is) are dropped, but not those of a correction that waits.
         `now_ms` is compared with times on the log. While a plan is pending, no batch is due: steps run one by one.
         """
         self._drop_old(parent_version, now_ms)
+        self._drop(retired(self._waiting, held, said=self._open), DropReason.RETIRED)
         if self._pending or not self._waiting:
             return None
         if self._rules.grouped:
@@ -261,7 +268,8 @@ class Batcher:
     def _batch(self, names: Iterable[str], advantages: tuple[float, ...] | None = None) -> Batch:
         self._chosen = {name: self._waiting[name] for name in names}
         samples = tuple(arrival.sample for arrival in self._chosen.values())
-        return Batch(samples=samples, offsets=self._offsets(without=self._chosen), advantages=advantages)
+        left = chain(self._late.values(), (one for name, one in self._waiting.items() if name not in self._chosen))
+        return Batch(samples=samples, offsets=offsets_before(left, self._read), advantages=advantages)
 
     def _keep_late(self, arrival: Arrival) -> None:
         """Have the turn's prompt answered again, once, where the late sample is newer than the planned revision."""
@@ -350,19 +358,6 @@ class Batcher:
     def _is_old(self, sample: SampleAssembled, parent_version: int) -> bool:
         behind = self._rules.max_versions_behind if sample.hint_id is None else REHEARSED_WITHIN_VERSIONS
         return behind is not None and versions_behind(sample, parent_version, self._rejected) > behind
-
-    def _offsets(self, *, without: Container[str]) -> tuple[TopicOffset, ...]:
-        """Return the offset to resume each partition from, once the waiting samples named in `without` are taken."""
-        next_offsets = dict(self._read)
-        waiting = (arrival for name, arrival in self._waiting.items() if name not in without)
-        for arrival in chain(self._late.values(), waiting):
-            where = (arrival.topic, arrival.partition)
-            if not arrival.again:
-                next_offsets[where] = min(next_offsets[where], arrival.offset)
-        return tuple(
-            TopicOffset(topic=topic, partition=partition, next_offset=offset)
-            for (topic, partition), offset in sorted(next_offsets.items())
-        )
 
 
 def turn_of(sample: SampleAssembled) -> PlannedTurn:

@@ -108,6 +108,19 @@ def test_a_rehearsal_by_a_policy_of_yesterday_is_dropped() -> None:
     assert batcher.dropped == {DropReason.OVERTAKEN: 1}
 
 
+def test_a_rehearsal_of_a_hint_that_is_held_no_more_is_dropped_whether_it_waits_or_comes_later() -> None:
+    batcher = Batcher(RULES)
+    for name in ("gone", "kept"):
+        batcher.receive(of(rehearsal(name)))
+    assert batcher.due(parent_version=0, now_ms=0, held={"hint kept"}) is None
+    assert batcher.dropped == {DropReason.RETIRED: 1}
+    for sample in (replace(rehearsal("on its way"), hint_id="hint gone"), *map(tiny.sample, "abc")):
+        batcher.receive(of(sample))
+    batch = batcher.due(parent_version=0, now_ms=0, held={"hint kept"})
+    assert batch is not None
+    assert [sample.turn_id for sample in batch.samples] == ["a", "b", "c", "kept"]
+
+
 @pytest.mark.parametrize("num_waiting", [0, 1, 8, 15, 16, 17])
 def test_as_many_rehearsals_as_wait_are_taken_up_to_as_many_as_there_are_samples(num_waiting: int) -> None:
     batcher = Batcher(BatchRules(policy_id="policy", batch_samples=16, rehearses=True))
@@ -221,9 +234,12 @@ async def test_a_hint_that_a_person_retires_is_rehearsed_no_more(base: Path, tmp
     await trained_until(log, chosen, 1)
     [held] = [one.event for one in await toys.read(log, MEMORY)]
     assert isinstance(held, HintHeld)
+    await log.append([replace(rehearsal("a", version=1), hint_id=held.hint_id)])
     await log.append([HintRetired(policy_id="policy", hint_id=held.hint_id, reason=Retired.ASKED, retired_at_ms=1)])
     await log.append([tiny.sample("b")])
-    await trained_until(log, chosen, 2)
+    said = await trained_until(log, chosen, 2)
+    [_, plan] = [event for event in said if isinstance(event, BatchPlanned)]
+    assert plan.sample_ids == (tiny.sample("b").sample_id,)
     asks = [one.event for one in await toys.read(log, ANSWERS)]
     assert [ask.number for ask in asks if isinstance(ask, RehearsalAsked)] == [-1]
 

@@ -147,6 +147,12 @@ def test_the_answers_to_a_correction_that_waits_are_kept_however_old() -> None:
     assert names(batcher.due(parent_version=2, now_ms=1)) == ["a", *own]
 
 
+def test_the_answers_to_a_correction_that_waits_are_kept_before_its_hint_is_held() -> None:
+    own = [f"own {number}" for number in range(ENOUGH_ANSWERS)]
+    batcher = batcher_with(said("a"), *map(rehearsal, own), rehearsal("past", "another"))
+    assert names(batcher.due(parent_version=0, now_ms=1, held=())) == ["a", *own]
+
+
 def test_praise_waits_for_a_batch_of_its_own() -> None:
     batcher = batcher_with(tiny.sample("praise"), said("a"), *(rehearsal(f"own {n}") for n in range(ENOUGH_ANSWERS)))
     assert "praise" not in (names(batcher.due(parent_version=0, now_ms=1)) or [])
