@@ -5,6 +5,7 @@ from functools import cache
 from itertools import islice
 from math import nan
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -21,7 +22,7 @@ from clawstream.events import (
     hint_id_of,
 )
 from clawstream.stream.topics import MEMORY
-from clawstream.training.batches.memory import CONTRADICTED_AFTER, Trial
+from clawstream.training.batches.memory import CONTRADICTED_AFTER, OPEN_NATS, Trial
 from clawstream.training.gating import write
 from clawstream.training.publishing import (
     HELD_ANSWERS,
@@ -226,3 +227,23 @@ def test_what_is_held_is_scored_before_a_version_is_published(base: Path) -> Non
     assert {one.hint_id: one.lost_nats for one in found} == pytest.approx(
         {one.hint_id: -1.0 - float(logp_T.mean()) for one, logp_T in zip(known, logps, strict=True)}, abs=1e-4
     )
+
+
+async def test_a_step_that_loses_a_held_hint_says_which(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=1, rehearsal_share=0.5, learning_rate=1e-6)
+    hint_id = hint_id_of("policy", "ann", "in verse")
+    # As if by a policy that writes in verse without being told; the policy here, near its base, does not.
+    followed = rehearsed(base, hint_id, 2.0)
+    taught, beside, other = (said(base, name, follows=False, hint=name == "taught") for name in ("taught", "by", "new"))
+    for version, samples in enumerate(([taught], [followed, replace(beside, reward=1, total_reward=1.0)], [other]), 1):
+        await log.append(samples)
+        events = await trained_until(log, chosen, version)
+    steps = [event for event in events if isinstance(event, StepTaken)]
+    assert [[one.hint_id for one in step.rehearsed] for step in steps] == [[], [hint_id], []]
+    plain = Suffix(followed.prompt_ids, followed.response_ids, 1.0)
+    [now_T] = model(base).score([plain], weights=None, budget_tokens=999)
+    lost_nats = fmean(logp for logp in followed.response_logprobs if logp is not None) - float(now_T.mean())
+    assert lost_nats > OPEN_NATS
+    assert [step.kept for step in steps[:2]] == [(), ()]
+    assert {one.hint_id: one.lost_nats for one in steps[2].kept} == pytest.approx({hint_id: lost_nats}, abs=1e-3)
