@@ -7,7 +7,7 @@ for the same answers again, unless more hints are held by then.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from clawstream.config import Settings
 from clawstream.events import BatchPlanned, HintHeld, HintRetired, Retired, SampleAssembled, StepTaken
@@ -15,7 +15,7 @@ from clawstream.stream import topics
 from clawstream.stream.log import Log, of_policy
 from clawstream.stream.stage import now_ms
 from clawstream.training.batches.choosing import ANSWERED_WITHIN_MS, CORRECTION_ANSWERS, Merging, rehearsals_beside
-from clawstream.training.batches.memory import HintMemory, Trial
+from clawstream.training.batches.memory import OPEN_NATS, HintMemory, Trial
 
 log = logging.getLogger(__name__)
 
@@ -110,8 +110,20 @@ class Rehearsing:
         asks = self._memory.to_ask(self._num_asked, version=plan.policy_version, now_ms=now_ms())
         if asks:
             await self._log.append(asks)
+        if step is not None:
+            self._tell_lost(step, {ask.hint_id for ask in asks})
 
     def _note(self, step: StepTaken, *, was_read: bool = False) -> None:
         if step.policy_version not in self._noted:
             self._noted.add(step.policy_version)
             self._memory.note(step, was_read=was_read)
+
+    def _tell_lost(self, step: StepTaken, asked: Collection[str]) -> None:
+        """Log how many held hints the step lost; answers to the hints in `asked` were asked for, for the next batch."""
+        lost = {one.hint_id: one.lost_nats for one in step.kept if one.lost_nats > OPEN_NATS}
+        if lost:
+            log.warning(
+                "hints_lost policy=%s version=%d lost=%d looked_at=%d most_nats=%.3f asked_for_next_batch=%d",
+                self._policy_id, step.policy_version, len(lost), len(step.kept), max(lost.values()),
+                len(lost.keys() & asked),
+            )  # fmt: skip

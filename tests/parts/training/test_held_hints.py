@@ -23,6 +23,7 @@ from clawstream.events import (
 )
 from clawstream.stream.topics import MEMORY
 from clawstream.training.batches.memory import CONTRADICTED_AFTER, OPEN_NATS, Trial
+from clawstream.training.batches.planning import Batch
 from clawstream.training.gating import write
 from clawstream.training.publishing import (
     HELD_ANSWERS,
@@ -36,7 +37,9 @@ from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from clawstream.training.torch_model import TorchModel
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.parts.projections.one_memory import step
 from tests.parts.training import tiny
+from tests.parts.training.batches.test_batches import plan_of
 from tests.parts.training.test_loop import settings, trained_until
 from tests.parts.training.test_rehearsals import rehearsal
 from tests.unit.stream import toys
@@ -229,7 +232,9 @@ def test_what_is_held_is_scored_before_a_version_is_published(base: Path) -> Non
     )
 
 
-async def test_a_step_that_loses_a_held_hint_says_which(base: Path, tmp_path: Path) -> None:
+async def test_a_step_that_loses_a_held_hint_says_which(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     log = MemoryLog(MemoryBroker())
     chosen = settings(base, tmp_path, batch_samples=1, rehearsal_share=0.5, learning_rate=1e-6)
     hint_id = hint_id_of("policy", "ann", "in verse")
@@ -247,3 +252,24 @@ async def test_a_step_that_loses_a_held_hint_says_which(base: Path, tmp_path: Pa
     assert lost_nats > OPEN_NATS
     assert [step.kept for step in steps[:2]] == [(), ()]
     assert {one.hint_id: one.lost_nats for one in steps[2].kept} == pytest.approx({hint_id: lost_nats}, abs=1e-3)
+    assert caplog.text.count("hints_lost") == 1
+    assert "hints_lost policy=policy version=3 lost=1 looked_at=1 most_nats=0.8" in caplog.text
+
+
+async def test_the_log_says_how_many_held_hints_a_step_lost_and_how_many_answers_are_to_rehearse(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = settings(base, tmp_path, batch_samples=1, rehearsal_share=0.5)
+    rehearsing = Rehearsing(chosen, MemoryLog(MemoryBroker()), on_change=lambda: None)
+    plan = plan_of(Batch(samples=(), offsets=()), 2)
+    for name in "abc":
+        await rehearsing.hold(plan, [replace(tiny.sample(name, hinted=True), hint=f"hint {name}")])
+    nats = {"a": 0.25, "b": 0.75, "c": OPEN_NATS, "retired": 0.5}
+    found = tuple(
+        KeptHint(hint_id=hint_id_of("policy", None, f"hint {name}"), lost_nats=lost) for name, lost in nats.items()
+    )
+    await rehearsing.ask(plan, replace(step(2), kept=found[2:3]))
+    assert "hints_lost" not in caplog.text
+    await rehearsing.ask(plan, replace(step(2), kept=found))
+    said = "hints_lost policy=policy version=2 lost=3 looked_at=4 most_nats=0.750 asked_for_next_batch=2"
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said]
