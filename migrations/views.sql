@@ -437,6 +437,15 @@ rehearsals AS (
     FROM steps AS s
     CROSS JOIN LATERAL jsonb_to_recordset(s.rehearsed) AS r(hint_id text, open_nats double precision)
     GROUP BY s.policy_id, r.hint_id, s.policy_version
+),
+-- As HintMemory.note in clawstream/training/batches/memory.py: of hints that a step looked at, those above OPEN_NATS.
+measured AS (
+    SELECT policy_id, hint_id, policy_version, open_nats FROM rehearsals WHERE open_nats IS NOT NULL
+    UNION ALL
+    SELECT s.policy_id, k.hint_id, s.policy_version, k.lost_nats
+    FROM steps AS s
+    CROSS JOIN LATERAL jsonb_to_recordset(s.kept) AS k(hint_id text, lost_nats double precision)
+    WHERE k.lost_nats > 0.05
 )
 SELECT
     said.policy_id,
@@ -449,15 +458,14 @@ SELECT
     said.last_held_at,
     coalesce((SELECT sum(r.num_answers) FROM rehearsals AS r
         WHERE r.policy_id = said.policy_id AND r.hint_id = said.hint_id), 0)::bigint AS num_rehearsed,
-    newest.policy_version AS rehearsed_for,
-    newest.open_nats,
+    (SELECT max(r.policy_version) FROM rehearsals AS r
+        WHERE r.policy_id = said.policy_id AND r.hint_id = said.hint_id) AS rehearsed_for,
+    (SELECT m.open_nats FROM measured AS m
+        WHERE m.policy_id = said.policy_id AND m.hint_id = said.hint_id
+        ORDER BY m.policy_version DESC LIMIT 1) AS open_nats,
     retired.log_time AS retired_at,
     retired.reason AS retired_because
 FROM said
-LEFT JOIN LATERAL (
-    SELECT r.policy_version, r.open_nats FROM rehearsals AS r
-    WHERE r.policy_id = said.policy_id AND r.hint_id = said.hint_id ORDER BY r.policy_version DESC LIMIT 1
-) AS newest ON true
 LEFT JOIN LATERAL (
     SELECT h.log_time, h.reason FROM held_hints AS h
     WHERE h.kind = 'retired' AND h.policy_id = said.policy_id AND h.hint_id = said.hint_id

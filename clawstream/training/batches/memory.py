@@ -50,7 +50,7 @@ class HeldHint:
     key_name: str | None
     held_since_ms: int
     num_prompts: int
-    open_nats: float | None  # at its last rehearsal: how far the policy was from following it; None: not known
+    open_nats: float | None  # how far the policy was from following it when that was last measured; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class _Hint:
     said: HintHeld  # the last saying
     prompts: list[HintHeld]
     since_round: int  # the round in which it was last said or rehearsed
-    open_nats: float | None = None  # at its last rehearsal; None: it had none that was measured
+    open_nats: float | None = None  # when it was last rehearsed, or found lost; None: neither was measured
     steps_left: int = 0  # of a merged hint: how many steps may still be taken for it alone, while it is open
     gain_nats: float | None = None  # mean of its rehearsals that followed it, the newest counting most; None: unknown
     num_rejected: int = 0  # answers that followed it and were rejected, since the last that was accepted

@@ -1,6 +1,8 @@
 """A short hint memory: one hint on two prompts, a person's on one, and what steps say of them."""
 
-from clawstream.events import HintHeld, Rehearsed, Sampling, StepTaken, hint_id_of
+from collections.abc import Sequence
+
+from clawstream.events import HintHeld, KeptHint, Rehearsed, Sampling, StepTaken, hint_id_of
 
 SAMPLING = Sampling(temperature=1.0, top_p=1.0, top_k=None, max_tokens=9, seed=None, stop=())
 
@@ -35,10 +37,10 @@ HELD = (
 )
 
 
-def step(version: int, *rehearsed: Rehearsed) -> StepTaken:
+def step(version: int, *rehearsed: Rehearsed, kept: Sequence[KeptHint] = ()) -> StepTaken:
     return StepTaken(
         policy_id="policy", policy_version=version, num_samples=1, num_hinted=1, num_rewarded=0, num_tokens=2,
         num_tokens_dropped=0, loss_nats=0.5, kl_reference_nats=None, mean_gap_nats=None, mean_reward=None,
         clipped_share=None, grad_norm=None, learning_rate=1e-3, mean_versions_behind=0.0, max_versions_behind=0,
-        step_ms=1, taken_at_ms=1, rehearsed=rehearsed,
+        step_ms=1, taken_at_ms=1, rehearsed=rehearsed, kept=tuple(kept),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from clawstream.projections.tables import metadata
 
 def test_an_empty_database_is_refused_and_the_message_names_the_command(fresh_database_url: str) -> None:
     engine = database.connect(fresh_database_url)
-    with pytest.raises(DatabaseMismatch, match=r"has no tables .* revision 1 is expected.*clawstream db upgrade"):
+    with pytest.raises(DatabaseMismatch, match=r"has no tables .* revision 2 is expected.*clawstream db upgrade"):
         database.check(engine)
     engine.dispose()
 
@@ -84,3 +84,15 @@ def test_an_upgrade_adds_the_tables_and_columns_that_are_new_and_keeps_rows_and_
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert connection.exec_driver_sql("SELECT count(*) FROM of_others").scalar() == 0
         assert connection.exec_driver_sql("SELECT next_offset FROM offsets").scalar() == 1
+
+
+def test_an_upgrade_to_another_revision_makes_the_views_as_they_are_now(live: Engine) -> None:
+    with live.begin() as connection:
+        now = connection.exec_driver_sql("SELECT pg_get_viewdef('hint_memory'::regclass)").scalar()
+        columns = ", ".join(connection.exec_driver_sql("SELECT * FROM hint_memory").keys())
+        connection.exec_driver_sql("ALTER VIEW hint_memory RENAME TO former")
+        connection.exec_driver_sql(f"CREATE VIEW hint_memory AS SELECT {columns} FROM former")
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '1'")
+    database.upgrade(live.url.render_as_string(hide_password=False))
+    with live.connect() as connection:
+        assert connection.exec_driver_sql("SELECT pg_get_viewdef('hint_memory'::regclass)").scalar() == now

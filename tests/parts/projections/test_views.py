@@ -19,15 +19,12 @@ from clawstream.events import (
     ExchangeCompleted,
     ExchangeFailed,
     GroupSettled,
-    HintRetired,
     PlannedTurn,
     PolicyActivated,
     PolicyPublished,
     PolicyRejected,
     RefreshAsked,
     RefusalReason,
-    Rehearsed,
-    Retired,
     SampleAssembled,
     SampleRefused,
     StepAdvantage,
@@ -42,7 +39,7 @@ from clawstream.events import (
 from clawstream.projections.text import storable_json
 from tests.examples import examples
 from tests.parts.projections import one_session
-from tests.parts.projections.one_memory import HELD, held, said_hint, step
+from tests.parts.projections.one_memory import step
 from tests.parts.projections.reading import empty, write_all
 from tests.sessions import history
 from tests.unit.projections import logs
@@ -374,24 +371,3 @@ def test_the_adapters_of_keys_are_told_apart_from_the_shared_policy(emptied: Eng
     assert (ann["key_name"], ann["policy_id"], ann["began_with"]) == ("ann", "policy+ann", 3)
     assert (ann["newest_version"], ann["served_version"], ann["num_updates"], ann["num_samples"]) == (5, 4, 2, 29)
     assert (other["began_with"], other["served_version"], other["num_updates"], other["num_samples"]) == (0, None, 0, 0)
-
-
-def test_the_hint_memory_says_whose_words_are_held_how_open_they_are_and_what_was_retired(emptied: Engine) -> None:
-    brief, steps = said_hint("ann", "be brief"), said_hint(None, "show the steps")
-    retired = HintRetired(policy_id="policy", hint_id=steps, reason=Retired.ASKED, retired_at_ms=5)
-    rehearsals = [
-        step(2, Rehearsed(hint_id=brief, open_nats=0.75)),
-        step(3, Rehearsed(hint_id=brief, open_nats=0.25), Rehearsed(hint_id=brief, open_nats=0.5)),
-    ]
-    write_all(emptied, logs.records([*HELD, retired, *rehearsals]))
-    rows = {row["hint_id"]: row for row in _rows(emptied, "SELECT * FROM hint_memory")}
-    assert rows.keys() == {brief, steps}
-    one, other = rows[brief], rows[steps]
-    assert (one["hint"], one["key_name"], one["num_said"]) == ("Be brief", "ann", 2)
-    assert (one["num_rehearsed"], one["rehearsed_for"], one["open_nats"], one["retired_at"]) == (3, 3, 0.5, None)
-    assert (other["num_rehearsed"], other["open_nats"], other["hint_by_person"]) == (0, None, True)
-    assert (other["retired_because"], other["retired_at"] is not None) == ("asked", True)
-
-    write_all(emptied, logs.records([*HELD, retired, held("d", "show the steps", None)]))
-    [again] = _rows(emptied, f"SELECT * FROM hint_memory WHERE hint_id = '{steps}'")
-    assert (again["retired_at"], again["num_said"]) == (None, 2)
