@@ -78,14 +78,13 @@ class Scored:
         if self.advantages is not None:
             return self.advantages[index]
         sample = self.samples[index]
-        reward = sample.learned_reward
-        if reward is None:
+        if sample.learned_reward is None:
             return None
-        if sample.calls_tools:
-            return reward - self.tool_baseline
+        # What is usual is subtracted before weighing: a doubted judge's praise may teach little, but not the opposite.
+        unusual = sample.learned_reward - (self.tool_baseline if sample.calls_tools else 0.0)
         others = (sample.person_reward, sample.environment_reward, sample.heuristic_reward)
         is_verdict = sample.reward is not None and not sample.cut and all(score is None for score in others)
-        return (reward * self.judges.weight(sample) or None) if is_verdict else reward
+        return unusual * (self.judges.weight(sample) if is_verdict else 1.0) or None
 
     def open_nats(self, index: int) -> float | None:
         """The mean over tokens of the sampling policy's log-prob less the teacher's.

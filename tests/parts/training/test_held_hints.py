@@ -37,7 +37,7 @@ from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
 from clawstream.training.torch_model import TorchModel
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
-from tests.parts.projections.one_memory import step
+from tests.parts.projections import one_memory
 from tests.parts.training import tiny
 from tests.parts.training.batches.test_batches import plan_of
 from tests.parts.training.test_loop import settings, trained_until
@@ -268,8 +268,8 @@ async def test_the_log_says_how_many_held_hints_a_step_lost_and_how_many_answers
     found = tuple(
         KeptHint(hint_id=hint_id_of("policy", None, f"hint {name}"), lost_nats=lost) for name, lost in nats.items()
     )
-    await rehearsing.ask(plan, step(2, kept=found[2:3]))
+    await rehearsing.ask(plan, one_memory.step(2, kept=found[2:3]))
     assert "hints_lost" not in caplog.text
-    await rehearsing.ask(plan, step(2, kept=found))
+    await rehearsing.ask(plan, one_memory.step(2, kept=found))
     said = "hints_lost policy=policy version=2 lost=3 looked_at=4 most_nats=0.750 asked_for_next_batch=2"
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said]

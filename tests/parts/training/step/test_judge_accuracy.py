@@ -31,10 +31,11 @@ def accuracy(agreed: Sequence[bool]) -> JudgeAccuracy:
 VERDICT = checked("new", verdict=-1, person=None)
 
 
-def wanted(sample: SampleAssembled, judges: JudgeAccuracy) -> float | None:
+def wanted(sample: SampleAssembled, judges: JudgeAccuracy, *, tool_baseline: float = 0.0) -> float | None:
     return Scored(
-        samples=[sample], plain=[], hinted={}, students={}, tops={}, old=None, reference=None, judges=judges
-    ).wanted(0)
+        samples=[sample], plain=[], hinted={}, students={}, tops={}, old=None, reference=None, judges=judges,
+        tool_baseline=tool_baseline,
+    ).wanted(0)  # fmt: skip
 
 
 def test_a_judge_whom_nobody_checked_is_taken_at_its_word() -> None:
@@ -48,7 +49,20 @@ def test_a_verdict_counts_by_how_often_people_agreed_with_the_judge() -> None:
 
 
 def test_a_judge_who_is_no_better_than_chance_teaches_nothing() -> None:
-    assert wanted(VERDICT, accuracy([False] * 3 * TRUSTED_VERDICTS)) is None
+    refuted = accuracy([False] * 3 * TRUSTED_VERDICTS)
+    assert wanted(VERDICT, refuted) is None
+    assert wanted(replace(VERDICT, calls_tools=True), refuted, tool_baseline=0.75) is None
+
+
+def test_of_a_call_a_verdict_counts_by_how_far_it_is_from_what_is_usual_and_by_its_judge() -> None:
+    judges = accuracy([True] * 6 + [False] * 4)
+    weight = judges.weight(VERDICT)
+    good, bad = (replace(checked("call", verdict=verdict, person=None), calls_tools=True) for verdict in (1, -1))
+    said = [wanted(one, judges, tool_baseline=0.75) for one in (good, bad)]
+    assert said == pytest.approx([weight * 0.25, weight * -1.75])
+    assert weight < 0.75, "so a mean that is subtracted unweighed would make praise a blame"
+    outcome = replace(good, environment_reward=1.0)
+    assert wanted(outcome, judges, tool_baseline=0.75) == 0.25
 
 
 @given(st.lists(st.booleans(), max_size=40), st.booleans())
