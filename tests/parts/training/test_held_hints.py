@@ -270,6 +270,6 @@ async def test_the_log_says_how_many_held_hints_a_step_lost_and_how_many_answers
     )
     await rehearsing.ask(plan, one_memory.step(2, kept=found[2:3]))
     assert "hints_lost" not in caplog.text
-    await rehearsing.ask(plan, one_memory.step(2, kept=found))
-    said = "hints_lost policy=policy version=2 lost=3 looked_at=4 most_nats=0.750 asked_for_next_batch=2"
+    await rehearsing.ask(plan, one_memory.step(3, kept=found))
+    said = "hints_lost policy=policy version=3 lost=3 looked_at=4 most_nats=0.750 asked_for_next_batch=2"
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [said]
