@@ -169,8 +169,8 @@ class PolicyLoop:
         if self._is_limited:
             return False
         if corrections := self._batcher.to_correct():
-            await self.rehearsing.correct(corrections)
-            self._batcher.corrected(corrections, now_ms())
+            asked = await self.rehearsing.correct(corrections)
+            self._batcher.corrected(asked, now_ms())
         if self.samples.is_live:
             await self.rehearsing.merge(self._decided)
         at_ms = _FOR_EVER_MS if self.samples.all_read else now_ms()

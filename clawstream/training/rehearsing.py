@@ -91,11 +91,13 @@ class Rehearsing:
         """The ids of the held hints."""
         return frozenset(one.hint_id for one in self._memory.held)
 
-    async def correct(self, corrections: Sequence[SampleAssembled]) -> None:
-        """Ask for answers to the prompts of these corrections."""
-        asks = [ask for one in corrections for ask in self._memory.to_correct(one, CORRECTION_ANSWERS, now_ms=now_ms())]
-        if asks:
-            await self._log.append(asks)
+    async def correct(self, corrections: Sequence[SampleAssembled]) -> dict[str, frozenset[str]]:
+        """Ask for answers to these corrections' prompts; return the requests' sessions, by the correction's sample."""
+        at_ms = now_ms()
+        asks = {one.sample_id: self._memory.to_correct(one, CORRECTION_ANSWERS, now_ms=at_ms) for one in corrections}
+        if together := [ask for own in asks.values() for ask in own]:
+            await self._log.append(together)
+        return {name: frozenset(ask.session_id for ask in own) for name, own in asks.items()}
 
     async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
         """Retire the contradicted hints, and ask for the next batch's rehearsals; `step` None: it was rejected."""

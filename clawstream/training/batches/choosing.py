@@ -1,11 +1,11 @@
 """Which waiting samples make up the next batch, and when. Pure.
 
 A batch is due once enough samples wait, or one waited for long. Where corrections are trained on at once, a correction
-is due as soon as the policy has answered its hint's prompts often enough, or after a minute.
+is due as soon as the policy has answered its hint's prompts often enough, or can't any more, or after a minute.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -29,6 +29,7 @@ class Arrival:
     sample: SampleAssembled
     waits_since_ms: int | None = None  # since when the revision that it replaced waited; None: it replaced none
     asked_ms: int | None = None  # when a correction's answers were asked for; None: not yet, or it is no correction
+    asked: frozenset[str] = frozenset()  # the sessions of these answers' requests
     again: bool = False  # a dead letter that is used after all: its offset doesn't say how far the log is read
 
     @property
@@ -84,19 +85,21 @@ def to_correct(waiting: Iterable[Arrival], rules: BatchRules) -> tuple[SampleAss
 
 
 def choose(
-    waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int, merging: Merging | None = None
-) -> list[str]:
+    waiting: Mapping[str, Arrival], rules: BatchRules, *, now_ms: int, merging: Merging | None = None,
+    refused: Collection[str] = frozenset(),
+) -> list[str]:  # fmt: skip
     """Return the ids of the next batch's samples in training order: rehearsals last. Empty: no batch is due.
 
     Beside rehearsals, a batch has either corrections alone or no correction. Answers to a correction's prompts come
     with it. Rehearsals of earlier hints, the newest of those that wait, make up at most half of a batch. Where no such
-    batch is due, one of rehearsals alone may be due, for merged hints.
+    batch is due, one of rehearsals alone may be due, for merged hints. `refused` are the sessions of requests whose
+    answers are no samples: a correction doesn't wait for these.
     """
     fresh = {name: arrival for name, arrival in waiting.items() if arrival.sample.hint_id is None}
     rehearsals = {name: id_ for name, arrival in waiting.items() if (id_ := arrival.sample.hint_id) is not None}
     num_answers = Counter(rehearsals.values())
     corrections = {name: arrival for name, arrival in fresh.items() if corrects(arrival.sample, rules)}
-    taken = [name for name, arrival in corrections.items() if _is_ready(arrival, num_answers, now_ms)]
+    taken = [name for name, arrival in corrections.items() if _is_ready(arrival, num_answers, refused, now_ms)]
     if not taken:
         others = {name: arrival for name, arrival in fresh.items() if name not in corrections}
         waits_long = any(now_ms - arrival.since_ms >= rules.max_wait_ms for arrival in others.values())
@@ -161,8 +164,9 @@ def corrected_hint(sample: SampleAssembled) -> str:
     return hint_id_of(sample.policy_id, sample.key_name, sample.hint)
 
 
-def _is_ready(correction: Arrival, num_answers: Mapping[str, int], now_ms: int) -> bool:
+def _is_ready(correction: Arrival, num_answers: Mapping[str, int], refused: Collection[str], now_ms: int) -> bool:
     if correction.asked_ms is None:
         return False
     waited = now_ms - correction.asked_ms >= ANSWERED_WITHIN_MS
-    return waited or num_answers[corrected_hint(correction.sample)] >= ENOUGH_ANSWERS
+    most = CORRECTION_ANSWERS - len(correction.asked.intersection(refused))
+    return waited or num_answers[corrected_hint(correction.sample)] >= min(ENOUGH_ANSWERS, most)

@@ -85,6 +85,7 @@ class Batcher:
         self._late: dict[str, Arrival] = {}  # late samples whose prompts are to be answered again, by turn
         self._asked: set[str] = set()  # turns for which the log asks that their prompts be answered again
         self._taken_back: set[str] = set()  # hints of corrections that were replaced before they were trained on
+        self._refused: set[str] = set()  # sessions of requests whose answers are no samples
         self._groups = SettledGroups()
         self._of_group: defaultdict[str | None, set[str]] = defaultdict(set)  # ids of waiting samples, by group
         self._is_current = False  # whether everything is read that stood on the log when reading began
@@ -190,7 +191,7 @@ class Batcher:
                 self._waiting, at_most=self._rules.batch_samples, settled_before_ms=now_ms - self._rules.max_wait_ms
             )
             return None if advantages is None else self._batch(advantages, tuple(advantages.values()))
-        chosen = choose(self._waiting, self._rules, now_ms=now_ms, merging=merging)
+        chosen = choose(self._waiting, self._rules, now_ms=now_ms, merging=merging, refused=self._refused)
         return self._batch(chosen) if chosen else None
 
     def plan(self, plan: BatchPlanned) -> None:
@@ -207,6 +208,7 @@ class Batcher:
                 self._drop([late.sample.sample_id], DropReason.LATE)
                 self._keep_late(late)
         self._chosen = {}
+        self._refused &= frozenset().union(*(one.asked for one in self._waiting.values()))
         self._drop(self._groups.end(turn.turn_id for turn in plan.turns), DropReason.LEFT_OUT)
 
     def to_refresh(self) -> tuple[Arrival, ...]:
@@ -228,10 +230,14 @@ class Batcher:
         """Return the corrections whose answers are to be asked for now."""
         return to_correct(self._waiting.values(), self._rules)
 
-    def corrected(self, samples: Iterable[SampleAssembled], now_ms: int) -> None:
-        """Note that these corrections' answers were asked for; a correction replaced meanwhile is ignored."""
-        for name in self._waiting.keys() & {sample.sample_id for sample in samples}:
-            self._waiting[name] = replace(self._waiting[name], asked_ms=now_ms)
+    def corrected(self, asked: Mapping[str, frozenset[str]], now_ms: int) -> None:
+        """Note in which sessions these corrections' answers were asked for; one replaced meanwhile is ignored."""
+        for name in self._waiting.keys() & asked.keys():
+            self._waiting[name] = replace(self._waiting[name], asked_ms=now_ms, asked=asked[name])
+
+    def refused(self, session_id: str) -> None:
+        """Note that the answer to the request in this session is no sample."""
+        self._refused.add(session_id)
 
     @property
     def due_ms(self) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from clawstream.errors import UndecodableRecord, UnusableEvent
-from clawstream.events import SampleAssembled
+from clawstream.events import SampleAssembled, SampleRefused
 from clawstream.stream.dead_letters import DeadLetter, expired
 from clawstream.stream.log import Arrived, DeadLetterId, Fate, Log, Undecodable
 from clawstream.stream.quarantine import Quarantine
@@ -59,6 +59,8 @@ class TrainingQuarantine(Quarantine):
             if flood is not None:
                 raise flooded(GROUP, *flood)
         if sample is None:
+            if (refused := _refused(record)) is not None:
+                batcher.refused(refused.session_id)
             return
         if error is not None or not self.is_unused(record) or batcher.wants(sample.sample_id):
             reason = batcher.receive(arrival(record, sample))
@@ -147,6 +149,13 @@ def _sample(record: Arrived) -> SampleAssembled | None:
     if isinstance(record, Undecodable) or not isinstance(record.event, SampleAssembled):
         return None
     return record.event
+
+
+def _refused(record: Arrived) -> SampleRefused | None:
+    """Return the refusal of an answer that was asked for."""
+    if isinstance(record, Undecodable) or not isinstance(record.event, SampleRefused):
+        return None
+    return None if record.event.refreshed_id is None else record.event
 
 
 def _error(record: Arrived, batcher: Batcher) -> UnusableEvent | None:

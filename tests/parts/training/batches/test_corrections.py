@@ -1,6 +1,7 @@
 """One correction at once: its own answers, a step of its own, and how far that step may go."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from clawstream.config import TrainingSettings
-from clawstream.events import BatchPlanned, RehearsalAsked, SampleAssembled, hint_id_of
+from clawstream.events import BatchPlanned, RehearsalAsked, SampleAssembled, SampleRefused, hint_id_of
 from clawstream.refresh.asking import NOTHING, Known, observe
 from clawstream.training.batches.choosing import (
     ANSWERED_WITHIN_MS,
@@ -29,7 +30,7 @@ from tests.parts.training.batches.test_batches import of, plan_of
 from tests.parts.training.batches.test_refreshed_on_logs import Small, stages_from_turns_to_answers
 from tests.parts.training.test_loop import settings, trained_until
 from tests.parts.training.test_rehearsals import assembled
-from tests.sessions import ANSWERS, Session, assistant, user
+from tests.sessions import ANSWERS, SAMPLES, Session, assistant, user
 from tests.unit.stream import toys
 
 RULES = BatchRules(policy_id="policy", batch_samples=16, max_wait_ms=10**6, corrects=True, rehearses=True)
@@ -54,8 +55,15 @@ def batcher_with(*samples: SampleAssembled, asked_ms: int = 0) -> Batcher:
     batcher = Batcher(RULES)
     for sample in samples:
         assert batcher.receive(of(sample)) is None
-    batcher.corrected(batcher.to_correct(), asked_ms)
+    batcher.corrected(asked_of(batcher.to_correct()), asked_ms)
     return batcher
+
+
+def asked_of(corrections: Iterable[SampleAssembled]) -> dict[str, frozenset[str]]:
+    """The sessions in which these corrections' answers are asked for."""
+    return {
+        one.sample_id: frozenset(f"{one.turn_id} asked {n}" for n in range(CORRECTION_ANSWERS)) for one in corrections
+    }
 
 
 def names(batch: Batch | None) -> list[str] | None:
@@ -75,6 +83,45 @@ def test_a_correction_is_due_once_its_hint_has_enough_answers_of_its_own(num_ans
     assert taken[: 1 + num_answers] == ["a", *own]
     past = taken[1 + num_answers :]
     assert len(past) == 1 + num_answers, "half of the batch is of the past"
+
+
+@pytest.mark.parametrize("num_answers", [0, 4, 7])
+def test_a_correction_waits_for_no_answer_that_was_refused(num_answers: int) -> None:
+    own = [f"own {number}" for number in range(num_answers)]
+    batcher = batcher_with(said("a"), *map(rehearsal, own))
+    for number in range(CORRECTION_ANSWERS):
+        batcher.refused(f"{'a' if number < CORRECTION_ANSWERS - num_answers - 1 else 'another'} asked {number}")
+    assert batcher.due(parent_version=0, now_ms=1) is None, "one answer is still to come"
+    batcher.refused(f"a asked {CORRECTION_ANSWERS - 1}")
+    assert names(batcher.due(parent_version=0, now_ms=1)) == ["a", *own]
+
+
+def test_refusals_that_are_read_again_before_the_same_answers_are_asked_for_count() -> None:
+    batcher = Batcher(RULES)
+    for number in range(CORRECTION_ANSWERS):
+        batcher.refused(f"a asked {number}")
+    batcher.receive(of(said("a")))
+    batcher.corrected(asked_of(batcher.to_correct()), 0)
+    assert names(batcher.due(parent_version=0, now_ms=1)) == ["a"]
+
+
+def test_refusals_are_known_until_the_correction_that_they_are_of_is_planned() -> None:
+    batcher = batcher_with(said("a"), said_so("b", "in bold"), *(rehearsal(f"own {n}") for n in range(ENOUGH_ANSWERS)))
+    for number in range(CORRECTION_ANSWERS):
+        batcher.refused(f"b asked {number}")
+        batcher.refused(f"rehearsal {number}")
+    batch = batcher.due(parent_version=0, now_ms=1)
+    assert (names(batch) or [])[:2] == ["a", "b"]
+    alone = batcher_with(said("a"), said_so("b", "in bold"), *(rehearsal(f"own {n}") for n in range(ENOUGH_ANSWERS)))
+    for number in range(CORRECTION_ANSWERS - 1):
+        alone.refused(f"b asked {number}")
+    first = alone.due(parent_version=0, now_ms=1)
+    assert first is not None
+    alone.plan(plan_of(first, 1))
+    alone.executed(plan_of(first, 1))
+    assert alone.due(parent_version=1, now_ms=1) is None
+    alone.refused(f"b asked {CORRECTION_ANSWERS - 1}")
+    assert names(alone.due(parent_version=1, now_ms=1)) == ["b"]
 
 
 def test_a_correction_that_is_not_answered_in_time_is_trained_on_as_it_is() -> None:
@@ -110,11 +157,11 @@ def test_the_answers_to_a_hint_that_is_said_no_more_are_trained_on_by_nobody() -
     assert batcher.receive(of(other)) is None
     assert batcher.receive(of(rehearsal("late"))) is DropReason.SUPERSEDED
     assert batcher.to_correct() == (other,)
-    batcher.corrected([other], 5)
+    batcher.corrected(asked_of([other]), 5)
     assert names(batcher.due(parent_version=0, now_ms=5 + ANSWERED_WITHIN_MS)) == ["a"]
     again = batcher_with(said("a"), *(rehearsal(f"own {number}") for number in range(3)))
     assert again.receive(of(replace(said("a"), num_feedback=1))) is None, "the same words with a thumb beside them"
-    again.corrected(again.to_correct(), 0)
+    again.corrected(asked_of(again.to_correct()), 0)
     assert names(again.due(parent_version=0, now_ms=ANSWERED_WITHIN_MS)) == ["a", "own 0", "own 1", "own 2"]
 
 
@@ -124,7 +171,7 @@ def test_a_correction_that_is_replaced_while_its_answers_are_asked_for_is_passed
     asked = batcher.to_correct()
     newer = replace(said("a"), hint="in bold", num_feedback=1)
     batcher.receive(of(newer))
-    batcher.corrected(asked, 1)
+    batcher.corrected(asked_of(asked), 1)
     assert batcher.to_correct() == (newer,)
 
 
@@ -232,7 +279,7 @@ def test_the_same_words_said_again_under_a_key_have_as_many_answers_as_the_first
         correction = replace(sample, versions=(replace(sample.versions[0], policy_version=version),))
         batcher.receive(of(correction))
         asks = memory.to_correct(correction, CORRECTION_ANSWERS, now_ms=0)
-        batcher.corrected([correction], 0)
+        batcher.corrected(asked_of([correction]), 0)
         own = answers(asks, known, version=version)
         assert len(own) == CORRECTION_ANSWERS
         assert answers(memory.to_correct(correction, CORRECTION_ANSWERS, now_ms=9), known, version=version) == []
@@ -298,6 +345,25 @@ async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, 
     assert sum(ask.asked_at_ms <= plan.planned_at_ms for ask in asks) == CORRECTION_ANSWERS
     again = await trained_until(log, chosen, 1)  # started once more, with nothing left to do
     assert sum(isinstance(event, BatchPlanned) for event in again) == 1
+
+
+async def test_a_correction_does_not_wait_for_answers_that_came_empty(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=16, gate=False, cadence="correction")
+    empty = iter([True] * (CORRECTION_ANSWERS - ENOUGH_ANSWERS + 1))
+    engine = ScriptedBackend(
+        script=lambda _: ScriptedAnswer(token_ids=() if next(empty, False) else (7, 8, 9, 1)), version="0"
+    )
+    session = Session("s", renderer=Small(), sampled=lambda text: tuple(b % tiny.VOCABULARY for b in text.encode()))
+    session.ask([user("2+2?")], "**4**")
+    session.ask([user("2+2?"), assistant("**4**"), user("no bold")], "4")
+    async with stages_from_turns_to_answers(log, engine):
+        await log.append(session.written)
+        events = await trained_until(log, chosen, 1)
+    [plan] = [event for event in events if isinstance(event, BatchPlanned)]
+    said = [one.event for one in await toys.read(log, SAMPLES)]
+    assert sum(isinstance(one, SampleRefused) for one in said) == CORRECTION_ANSWERS - ENOUGH_ANSWERS + 1
+    assert len(plan.sample_ids) == ENOUGH_ANSWERS, "the correction, and one answer less than are enough"
 
 
 def test_the_gate_remembers_first_answers_to_people_and_none_that_rehearses() -> None:
