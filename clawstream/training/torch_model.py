@@ -36,12 +36,13 @@ from clawstream.training.base_folder import (
 )
 from clawstream.training.model import AnswerTensors, Model, Read, ScoreGroup
 from clawstream.training.step.losses import Answers, Suffix
-from clawstream.training.step.packing import Pack, pack, packed_batches
+from clawstream.training.step.packing import Pack, pack, packed_batches, side_by_side
 
 NAME = "clawstream_tree"
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # causal, within a window or not, and nothing besides
 LARGE_TOKENS = 1024  # at most, of a block that needs a mask
 SMALL_TOKENS = 256  # subtrees side by side are one block up to so many: a mask costs less than another call
+ALONE_TOKENS = 32  # from so many on, what sees itself alone is a block without a mask, which costs a CPU less
 log = logging.getLogger(__name__)
 ENTROPY_ROWS = 512
 SAME_NATS = 1e-3  # how far two computations of a log-prob may differ
@@ -70,7 +71,8 @@ class Tree:
         self._position_L = torch.tensor(pack.positions, device=device)
         ends = torch.tensor([s.subtree_end for s in pack.segments])
         self._seen_until_L = ends.repeat_interleave(torch.tensor([s.end - s.start for s in pack.segments])).to(device)
-        self._small_tokens = small_tokens(device)
+        alone_tokens = ALONE_TOKENS if device.type == "cpu" else None
+        self._groups = side_by_side(pack.segments, small_tokens=small_tokens(device), alone_tokens=alone_tokens)
         self._blocks: dict[int | None, list[AttentionBlock]] = {}
 
     def blocks(self, window_tokens: int | None) -> list[AttentionBlock]:
@@ -82,7 +84,7 @@ class Tree:
     def _cut(self, window_tokens: int | None) -> list[AttentionBlock]:
         blocks: list[AttentionBlock] = []
         seen_below: dict[int | None, tuple[int, ...]] = {None: ()}  # by segment
-        for number, after, end in self._groups():
+        for number, after, end in self._groups:
             segment = self._segments[number]
             start, seen = segment.start, seen_below[segment.parent]
             alone = after == number + 1
@@ -95,25 +97,6 @@ class Tree:
                     seen += (len(blocks) - 1,)
             seen_below[number] = seen
         return blocks
-
-    def _groups(self) -> Iterator[tuple[int, int, int]]:
-        """Yield segments [from, to) and the row's place behind them: small subtrees side by side, or one segment."""
-        segments, number = self._segments, 0
-        while number < len(segments):
-            first, after = segments[number], number + 1
-            end = first.end
-            if first.subtree_end - first.start <= self._small_tokens:
-                end = first.subtree_end
-                while after < len(segments):
-                    segment = segments[after]
-                    if segment.start >= end:
-                        beside = segment.parent == first.parent
-                        if not beside or segment.subtree_end - first.start > self._small_tokens:
-                            break
-                        end = segment.subtree_end
-                    after += 1
-            yield number, after, end
-            number = after
 
     def _masked(
         self, blocks: list[AttentionBlock], start: int, end: int, seen: tuple[int, ...], window_tokens: int | None

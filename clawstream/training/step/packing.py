@@ -7,7 +7,7 @@ segments above it, so no sequence sees another.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 LEAST_SHARED_TOKENS = 16  # a shorter common beginning is computed again, which costs less than one more segment
@@ -79,7 +79,9 @@ def num_shared(one: Tokens, other: Tokens) -> int:
 
 def num_added(before: Tokens, sequence: Tokens) -> int:
     """Return how many tokens, at most, `sequence` adds to a pack that has its predecessor `before`."""
-    return len(sequence) - max(0, num_shared(before, sequence) - LEAST_SHARED_TOKENS + 1)
+    shared = num_shared(before, sequence)
+    unshared = 0 if shared == len(before) else LEAST_SHARED_TOKENS - 1  # what is gone on from is never computed again
+    return len(sequence) - max(0, shared - unshared)
 
 
 def _segments(parents: Sequence[tuple[int | None, int]], num_tokens: int) -> list[Segment]:
@@ -90,6 +92,38 @@ def _segments(parents: Sequence[tuple[int | None, int]], num_tokens: int) -> lis
         if parent is not None:
             subtree_ends[parent] = max(subtree_ends[parent], subtree_ends[number])
     return [Segment(p, start, end, last) for (p, start), end, last in zip(parents, ends, subtree_ends, strict=True)]
+
+
+def side_by_side(
+    segments: Sequence[Segment], *, small_tokens: int, alone_tokens: int | None
+) -> list[tuple[int, int, int]]:
+    """Return runs of segments [from, to) and the row's place behind them: small subtrees side by side, or one segment.
+
+    A run of subtrees has at most `small_tokens`. A sequence that shares nothing is a run of its own from `alone_tokens`
+    on; None: never for that reason.
+    """
+
+    def alone(segment: Segment) -> bool:
+        shares = segment.parent is not None or segment.subtree_end > segment.end
+        return not shares and alone_tokens is not None and segment.end - segment.start >= alone_tokens
+
+    runs, number = [], 0
+    while number < len(segments):
+        first, after = segments[number], number + 1
+        end = first.end
+        if first.subtree_end - first.start <= small_tokens and not alone(first):
+            end = first.subtree_end
+            while after < len(segments):
+                segment = segments[after]
+                if segment.start >= end:
+                    beside = segment.parent == first.parent and not alone(segment)
+                    if not beside or segment.subtree_end - first.start > small_tokens:
+                        break
+                    end = segment.subtree_end
+                after += 1
+        runs.append((number, after, end))
+        number = after
+    return runs
 
 
 def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[list[int]]:
@@ -112,19 +146,30 @@ def micro_batches(lengths_tokens: Sequence[int], *, budget_tokens: int) -> list[
 def packed_batches(sequences: Sequence[Tokens], *, budget_tokens: int) -> list[list[int]]:
     """Return groups of indices, each of at most `budget_tokens` once it is a pack.
 
-    Sequences with a common beginning go together, so that it is computed once. The largest group comes first, and a
-    sequence longer than the budget is a group of its own.
+    Sequences with a common beginning go together, so that it is computed once: those that fit into one group are not
+    divided, and others are where they have least in common. The largest group comes first, and a sequence longer than
+    the budget is a group of its own.
     """
+    order = in_order(sequences)
+    pairs = [(sequences[one], sequences[other]) for one, other in pairwise(order)]
+    shared = [0, *(num_shared(*pair) for pair in pairs)]  # with the one before
+    added = [0, *accumulate((num_added(*pair) for pair in pairs), initial=0)]  # after the first of all, up to here
     groups: list[list[int]] = []
     sizes: list[int] = []
-    for index in in_order(sequences):
-        added = num_added(sequences[groups[-1][-1]], sequences[index]) if groups else 0
-        if groups and sizes[-1] + added <= budget_tokens:
-            groups[-1].append(index)
-            sizes[-1] += added
+    waiting = [(0, len(order))] if order else []  # from, to
+    while waiting:
+        first, stop = waiting.pop()
+        alone = len(sequences[order[first]]) + added[stop] - added[first + 1]
+        if groups and sizes[-1] + added[stop] - added[first] <= budget_tokens:
+            groups[-1] += order[first:stop]
+            sizes[-1] += added[stop] - added[first]
+        elif alone <= budget_tokens or stop == first + 1:
+            groups.append(order[first:stop])
+            sizes.append(alone)
         else:
-            groups.append([index])
-            sizes.append(len(sequences[index]))
+            least = min(shared[first + 1 : stop])
+            bounds = [first, *(k for k in range(first + 1, stop) if shared[k] == least), stop]
+            waiting += reversed(list(pairwise(bounds)))
     return [group for _, group in sorted(zip(sizes, groups, strict=True), key=lambda pair: -pair[0])]
 
 

@@ -18,6 +18,7 @@ from clawstream.training.torch_model import Tree
 def _small_blocks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch_model, "SMALL_TOKENS", 40)
+        patch.setattr(torch_model, "ALONE_TOKENS", 20)
         patch.setattr(torch_model, "LARGE_TOKENS", 64)
         yield
 
@@ -92,11 +93,42 @@ def test_a_group_is_a_pack_within_the_budget_or_a_single_sequence(sequences: lis
     assert all(len(group) == 1 or len(pack([sequences[i] for i in group]).ids) <= budget for group in groups)
 
 
+def test_what_fits_into_one_group_is_not_divided_and_what_does_not_is_where_it_has_least_in_common() -> None:
+    rng = random.Random(0)
+
+    def some(num_tokens: int) -> Tokens:
+        return tuple(rng.choices(range(1000), k=num_tokens))
+
+    def session(system: Tokens) -> list[Tokens]:
+        whole = system + some(200)
+        return [whole[:end] for end in range(len(system) + 20, len(whole) + 1, 20)]
+
+    sequences = [s for _ in range(3) for s in session(some(300))]
+    groups = packed_batches(sequences, budget_tokens=1000)
+    assert sorted(len(group) for group in groups) == [10, 20]
+    assert sum(len(pack([sequences[i] for i in group]).ids) for group in groups) == 3 * 500
+    assert len(packed_batches(sequences, budget_tokens=1500)) == 1
+
+    system = some(300)
+    sequences = [s for _ in range(5) for s in session(system)]
+    groups = packed_batches(sequences, budget_tokens=950)
+    assert all(len(group) == 10 * len({i // 10 for i in group}) for group in groups)
+    assert sum(len(pack([sequences[i] for i in group]).ids) for group in groups) == 2 * 300 + 5 * 200
+
+
 def test_turns_whose_prompts_only_grow_are_one_causal_row() -> None:
     whole = tuple(random.Random(0).choices(range(90), k=3000))
     row = pack([whole[:1200], whole, whole[:2100]])
     assert row.ids == list(whole)
     assert [block.mask_QS for block in Tree(row, torch.device("cpu")).blocks(None)] == [None]
+
+
+def test_a_sequence_that_shares_nothing_needs_no_mask_and_short_ones_share_one() -> None:
+    rng = random.Random(0)
+    row = pack([tuple(rng.choices(range(1000), k=length)) for length in (30, 5, 6, 7)])
+    blocks = Tree(row, torch.device("cpu")).blocks(None)
+    assert [block.end - block.start for block in blocks if block.mask_QS is None] == [30]
+    assert sum(block.end - block.start for block in blocks if block.mask_QS is not None) == 5 + 6 + 7
 
 
 def test_turns_that_a_template_renders_again_share_their_beginning() -> None:
