@@ -179,7 +179,7 @@ class Model(ABC):
             for at in self._pieces(hidden_NH):
                 logits_NV = self._logits(hidden_NH[at], answers.scale_N[at])
                 ids_NE = torch.cat([answers.target_N[at].unsqueeze(1), self._top_ids(logits_NV, num_tokens)], 1)
-                tops.append((ids_NE, self._logp(logits_NV, ids_NE)))
+                tops.append((ids_NE, self._scores(logits_NV, ids_NE, entropy=False)[0]))
             ids, logps = (answers.each(torch.cat(parts)) for parts in zip(*tops, strict=True))
             return list(zip(ids, logps, strict=True))
 
@@ -225,9 +225,7 @@ class Model(ABC):
         return [slice(start, start + size) for start in range(0, len(hidden_NH), size)]
 
     def _head_piece(self, hidden_NH: Tensor, scale_N: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
-        logits_NV = self._logits(hidden_NH, scale_N)
-        entropy_N = self._entropies(logits_NV.detach()) if entropy else logits_NV.new_empty(0)
-        return self._logp(logits_NV, ids_NE), entropy_N
+        return self._scores(self._logits(hidden_NH, scale_N), ids_NE, entropy=entropy)
 
     @property
     @abstractmethod
@@ -243,12 +241,10 @@ class Model(ABC):
         """Return the logits [N, V] of this process' rows of the head, divided by the scale."""
 
     @abstractmethod
-    def _logp(self, logits_NV: Tensor, ids_NE: Tensor) -> Tensor:
-        """Return the log-probs [N, E] of the ids, with their gradient."""
-
-    @abstractmethod
-    def _entropies(self, logits_NV: Tensor) -> Tensor:
-        """Return the entropy [N] of each place."""
+    def _scores(self, logits_NV: Tensor, ids_NE: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Return the log-probs [N, E] of the ids, with their gradient, and without one the entropies [N] of the places,
+        empty without `entropy`.
+        """
 
     @abstractmethod
     def _top_ids(self, logits_NV: Tensor, num_tokens: int) -> Tensor:

@@ -44,7 +44,8 @@ LARGE_TOKENS = 1024  # at most, of a block that needs a mask
 SMALL_TOKENS = 256  # subtrees side by side are one block up to so many: a mask costs less than another call
 ALONE_TOKENS = 32  # from so many on, what sees itself alone is a block without a mask, which costs a CPU less
 log = logging.getLogger(__name__)
-ENTROPY_ROWS = 512
+SCORED_BYTES = 2**20  # of logits scored at once on a CPU, so that its cache holds them from one operation to the next
+SCORED_ROWS = 512  # and elsewhere, so that this takes little more memory than the logits have
 SAME_NATS = 1e-3  # how far two computations of a log-prob may differ
 
 
@@ -149,6 +150,38 @@ def _joined(parts: Sequence[Tensor], numbers: Sequence[int], dim: int = 2) -> Te
 
 
 AttentionInterface.register(NAME, tree_attention)
+
+
+class _Scores(torch.autograd.Function):
+    """Log-probs [N, E] of ids with their gradient, and entropies [N] without one, some places at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, ids_NE: Tensor, entropy: bool) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(logits_NV, ids_NE)
+        logp_NE = logits_NV.new_empty(ids_NE.shape)
+        entropy_N = logits_NV.new_empty(len(logits_NV) if entropy else 0)
+        for at in _rows_at_once(logits_NV):
+            logp_MV = logits_NV[at].log_softmax(1)
+            torch.gather(logp_MV, 1, ids_NE[at], out=logp_NE[at])
+            if entropy:
+                entropy_N[at] = -(logp_MV.exp().mul_(logp_MV)).sum(1)
+        ctx.mark_non_differentiable(entropy_N)
+        return logp_NE, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, slope_NE: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        logits_NV, ids_NE = ctx.saved_tensors
+        slope_NV = torch.empty_like(logits_NV)
+        for at in _rows_at_once(logits_NV):
+            slope_MV = torch.softmax(logits_NV[at], 1, out=slope_NV[at])
+            slope_MV.mul_(-slope_NE[at].sum(1, keepdim=True)).scatter_add_(1, ids_NE[at], slope_NE[at])
+        return slope_NV, None, None
+
+
+def _rows_at_once(logits_NV: Tensor) -> list[slice]:
+    on_cpu = logits_NV.device.type == "cpu"
+    size = max(1, SCORED_BYTES // (4 * logits_NV.shape[1])) if on_cpu else SCORED_ROWS
+    return [slice(start, start + size) for start in range(0, len(logits_NV), size)]
 
 
 class TorchModel(Model):
@@ -293,16 +326,17 @@ class TorchModel(Model):
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         # In float32, whatever the type of other products: a logit of 20 in half precision is off by up to 0.06 nats.
-        logits_NV: Tensor = self._core.get_output_embeddings()(hidden_NH.float())
-        return logits_NV / scale_N.unsqueeze(1)
+        head, scale_N1 = self._core.get_output_embeddings(), scale_N.unsqueeze(1)
+        logits_NV: Tensor
+        if isinstance(head, nn.Linear) and head.bias is None:  # states are narrower than logits
+            logits_NV = head(hidden_NH.float() / scale_N1)
+        else:
+            logits_NV = head(hidden_NH.float()) / scale_N1
+        return logits_NV
 
-    def _logp(self, logits_NV: Tensor, ids_NE: Tensor) -> Tensor:
-        return logits_NV.gather(1, ids_NE) - logits_NV.logsumexp(1, keepdim=True)
-
-    def _entropies(self, logits_NV: Tensor) -> Tensor:
-        # In parts, so that it takes little more memory than the logits have.
-        parts = torch.split(logits_NV, ENTROPY_ROWS)
-        return torch.cat([torch.special.entr(logits_MV.softmax(1)).sum(1) for logits_MV in parts])
+    def _scores(self, logits_NV: Tensor, ids_NE: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = _Scores.apply(logits_NV, ids_NE, entropy)
+        return found
 
     def _top_ids(self, logits_NV: Tensor, num_tokens: int) -> Tensor:
         return logits_NV.topk(num_tokens).indices

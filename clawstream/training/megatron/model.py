@@ -304,11 +304,9 @@ class MegatronModel(SharedModel):
         logits_NV = functional.linear(hidden_NH, self._head[: self._rows.size]).float()
         return logits_NV / scale_N.unsqueeze(1)
 
-    def _logp(self, logits_NV: Tensor, ids_NE: Tensor) -> Tensor:
-        return reducing.logprobs(logits_NV, ids_NE, self._rows)
-
-    def _entropies(self, logits_NV: Tensor) -> Tensor:
-        return reducing.entropies(logits_NV, self._rows)
+    def _scores(self, logits_NV: Tensor, ids_NE: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        entropy_N = reducing.entropies(logits_NV.detach(), self._rows) if entropy else logits_NV.new_empty(0)
+        return reducing.logprobs(logits_NV, ids_NE, self._rows), entropy_N
 
     def _top_ids(self, logits_NV: Tensor, num_tokens: int) -> Tensor:
         return reducing.likeliest(logits_NV, num_tokens, self._rows)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.training import model as training_model
+from clawstream.training import torch_model
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
 from tests.parts.training import tiny
@@ -103,6 +104,29 @@ def test_a_look_has_the_entropy_of_each_place_and_the_log_probs_of_the_tokens_na
             assert bool(scores.among_BTK[row, num_tokens:].isnan().all())
     assert not scores.entropy_BT.requires_grad
     assert scores.among_BTK.requires_grad
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 1000])
+def test_scores_have_the_gradient_of_log_probs_however_many_are_computed_at_once(
+    base: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_model, "SCORED_BYTES", at_once * 4 * tiny.VOCABULARY)
+    model, random = TorchModel.load(base), torch.Generator().manual_seed(0)
+    logits_NV = (9 * torch.randn(7, tiny.VOCABULARY, generator=random)).requires_grad_()
+    ids_NE = torch.randint(0, 5, (7, 3), generator=random)  # some of a place are alike
+    slope_NE = torch.randn(7, 3, generator=random)
+    found = model._scores(logits_NV, ids_NE, entropy=True)[0], logits_NV.log_softmax(1).gather(1, ids_NE)
+    torch.testing.assert_close(*(torch.autograd.grad(logp_NE, logits_NV, slope_NE) for logp_NE in found))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_temperature_divides_all_that_a_head_says(base: Path, bias: bool) -> None:
+    model = TorchModel.load(base)
+    old = model._core.get_output_embeddings()
+    head = torch.nn.Linear(old.in_features, old.out_features, bias=bias)
+    model._core.set_output_embeddings(head)
+    hidden_NH, scale_N = torch.randn(4, old.in_features), torch.tensor([0.5, 0.7, 1.0, 1.3])
+    torch.testing.assert_close(model._logits(hidden_NH, scale_N), head(hidden_NH) / scale_N.unsqueeze(1))
 
 
 def test_the_likeliest_tokens_come_with_their_log_probs_in_order(base: Path) -> None:
