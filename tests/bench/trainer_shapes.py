@@ -44,11 +44,22 @@ class Answer(NamedTuple):
     advantage: float
 
 
+class Conversation(NamedTuple):
+    """A row that holds answers one after the other, each with its prompt before it."""
+
+    ids: tuple[int, ...]
+    answers: tuple[int, ...]  # their numbers
+
+
 def answers(load: str, shape: Shape) -> list[Answer]:
     """Return the answers of a load.
 
     `sessions`: one of 10 turns of 200 + 200 tokens after a system prompt of 3,000, each prompt with all before it.
-    `rendered_again`: the same by a template that renders earlier answers otherwise than they were sampled.
+    `several`: three such of 3, 5 and 7 turns, each after a system prompt of its own.
+    `one_agent`: the same three after one system prompt.
+    `forks`: one of 5 turns; each prompt is answered twice, and the conversation goes on with the second answer. After
+    the third turn the client tells the history in other words, 400 tokens of them.
+    `rendered_again`: `sessions` by a template that renders earlier answers otherwise than they were sampled.
     `single`: 16 turns of 512 + 256 that have nothing in common.
     """
     rng = random.Random(load)
@@ -58,12 +69,34 @@ def answers(load: str, shape: Shape) -> list[Answer]:
 
     if load == "single":
         return [Answer(some(512), some(256), rng.choice((-1.0, 1.0))) for _ in range(16)]
-    found, prompt = [], some(3000)
-    for _ in range(10):
-        prompt += some(200)
-        found.append(Answer(prompt, some(200), rng.choice((-1.0, 1.0))))
-        prompt += found[-1].response_ids if load == "sessions" else some(200)
-    return found
+
+    def session(system: tuple[int, ...], num_turns: int, num_sampled: int = 1, retold_after: int = 0) -> list[Answer]:
+        found, prompt = [], system
+        for turn in range(1, num_turns + 1):
+            prompt += some(200)
+            found += [Answer(prompt, some(200), rng.choice((-1.0, 1.0))) for _ in range(num_sampled)]
+            prompt += some(200) if load == "rendered_again" else found[-1].response_ids
+            if turn == retold_after:
+                prompt = system + some(400)
+        return found
+
+    if load == "forks":
+        return session(some(3000), 5, num_sampled=2, retold_after=3)
+    if load in ("several", "one_agent"):
+        system = some(3000)
+        return [a for turns in (3, 5, 7) for a in session(system if load == "one_agent" else some(3000), turns)]
+    return session(some(3000), 10)
+
+
+def conversations(some: Sequence[Answer]) -> list[Conversation]:
+    """Return the fewest rows that hold all answers: one that goes on from where a row ends is put into that row."""
+    rows: list[Conversation] = []
+    for number, answer in enumerate(some):
+        goes_on = (i for i, row in enumerate(rows) if answer.prompt_ids[: len(row.ids)] == row.ids)
+        at = next(goes_on, len(rows))
+        before = rows[at].answers if at < len(rows) else ()
+        rows[at : at + 1] = [Conversation(answer.prompt_ids + answer.response_ids, (*before, number))]
+    return rows
 
 
 def build(folder: Path, shape: Shape) -> dict[str, int]:
@@ -101,6 +134,18 @@ def left_padded(some: Sequence[Answer], prompt_tokens: int) -> tuple[Tensor, Ten
         rows.append([0] * left + [*a.prompt_ids, *a.response_ids] + [0] * right)
         masks.append([0] * left + [1] * (len(rows[-1]) - left - right) + [0] * right)
     return torch.tensor(rows), torch.tensor(masks)
+
+
+def response_masked(rows: Sequence[Conversation], some: Sequence[Answer]) -> tuple[Tensor, Tensor]:
+    """Return ids [B, L] filled up on their right, and which of them are response tokens."""
+    ids_BL = torch.zeros(len(rows), max(len(row.ids) for row in rows), dtype=torch.long)
+    mask_BL = torch.zeros_like(ids_BL, dtype=torch.bool)
+    for number, row in enumerate(rows):
+        ids_BL[number, : len(row.ids)] = torch.tensor(row.ids)
+        for answer in (some[i] for i in row.answers):
+            start = len(answer.prompt_ids)
+            mask_BL[number, start : start + len(answer.response_ids)] = True
+    return ids_BL, mask_BL
 
 
 def sampled_gradient(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
