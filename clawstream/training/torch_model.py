@@ -164,7 +164,8 @@ class _Scores(torch.autograd.Function):
             logp_MV = logits_NV[at].log_softmax(1)
             torch.gather(logp_MV, 1, ids_NE[at], out=logp_NE[at])
             if entropy:
-                entropy_N[at] = -(logp_MV.exp().mul_(logp_MV)).sum(1)
+                # A token that can't come has a log-prob of -inf, and 0 of the entropy.
+                entropy_N[at] = -(logp_MV.exp().mul_(logp_MV.clamp_(min=torch.finfo(logp_MV.dtype).min))).sum(1)
         ctx.mark_non_differentiable(entropy_N)
         return logp_NE, entropy_N
 

@@ -119,6 +119,12 @@ def test_scores_have_the_gradient_of_log_probs_however_many_are_computed_at_once
     torch.testing.assert_close(*(torch.autograd.grad(logp_NE, logits_NV, slope_NE) for logp_NE in found))
 
 
+def test_a_token_that_cannot_come_has_no_part_in_the_entropy(base: Path) -> None:
+    logits_NV = torch.tensor([[0.3, -torch.inf, 2.0, 1.1]])
+    _, entropy_N = TorchModel.load(base)._scores(logits_NV, torch.tensor([[0]]), entropy=True)
+    torch.testing.assert_close(entropy_N, torch.special.entr(logits_NV.softmax(1)).sum(1))
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_temperature_divides_all_that_a_head_says(base: Path, bias: bool) -> None:
     model = TorchModel.load(base)
