@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+import pytest
 import torch
 
 from clawstream.config import TrainingSettings
@@ -82,9 +82,9 @@ def _noting(model: Model, found: dict[str, dict[str, float | None]]) -> Iterator
 
         return measured
 
-    with ExitStack() as stack:
+    with pytest.MonkeyPatch.context() as patch:
         for part, (owner, name) in PARTS.items():
-            stack.enter_context(patch.object(owner, name, noted(part, getattr(owner, name))))
+            patch.setattr(owner, name, noted(part, getattr(owner, name)))
         yield
 
 

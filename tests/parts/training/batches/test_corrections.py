@@ -1,14 +1,14 @@
 """One correction at once: its own answers, a step of its own, and how far that step may go."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from clawstream.config import TrainingSettings
+from clawstream.config import Settings, TrainingSettings
 from clawstream.events import BatchPlanned, RehearsalAsked, SampleAssembled, SampleRefused, hint_id_of
 from clawstream.refresh.asking import NOTHING, Known, observe
 from clawstream.training.batches.choosing import (
@@ -325,10 +325,11 @@ def test_nothing_is_asked_of_a_hint_that_cannot_be_rehearsed(sample: SampleAssem
     assert HintMemory().to_correct(sample, 4, now_ms=1) == []
 
 
-async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, tmp_path: Path) -> None:
-    log = MemoryLog(MemoryBroker())
-    chosen = settings(base, tmp_path, batch_samples=16, gate=False, cadence="correction")
-    engine = ScriptedBackend(script=lambda _: ScriptedAnswer(token_ids=(7, 8, 9, 1)), version="0")
+async def plan_after_a_complaint(
+    log: MemoryLog, chosen: Settings, answer: Callable[[], tuple[int, ...]]
+) -> BatchPlanned:
+    """Say "no bold" of an answer; the engine answers what is asked then by these tokens. Return the first plan."""
+    engine = ScriptedBackend(script=lambda _: ScriptedAnswer(token_ids=answer()), version="0")
     session = Session("s", renderer=Small(), sampled=lambda text: tuple(b % tiny.VOCABULARY for b in text.encode()))
     session.ask([user("2+2?")], "**4**")
     session.ask([user("2+2?"), assistant("**4**"), user("no bold")], "4")
@@ -336,6 +337,13 @@ async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, 
         await log.append(session.written)
         events = await trained_until(log, chosen, 1)
     [plan] = [event for event in events if isinstance(event, BatchPlanned)]
+    return plan
+
+
+async def test_one_complaint_is_learned_from_before_a_batch_is_full(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=16, gate=False, cadence="correction")
+    plan = await plan_after_a_complaint(log, chosen, lambda: (7, 8, 9, 1))
     answers = {one.sample_id: one for one in await assembled(log) if one.hint_id is not None}
     own, *taken = plan.sample_ids
     assert own not in answers
@@ -351,16 +359,7 @@ async def test_a_correction_does_not_wait_for_answers_that_came_empty(base: Path
     log = MemoryLog(MemoryBroker())
     chosen = settings(base, tmp_path, batch_samples=16, gate=False, cadence="correction")
     empty = iter([True] * (CORRECTION_ANSWERS - ENOUGH_ANSWERS + 1))
-    engine = ScriptedBackend(
-        script=lambda _: ScriptedAnswer(token_ids=() if next(empty, False) else (7, 8, 9, 1)), version="0"
-    )
-    session = Session("s", renderer=Small(), sampled=lambda text: tuple(b % tiny.VOCABULARY for b in text.encode()))
-    session.ask([user("2+2?")], "**4**")
-    session.ask([user("2+2?"), assistant("**4**"), user("no bold")], "4")
-    async with stages_from_turns_to_answers(log, engine):
-        await log.append(session.written)
-        events = await trained_until(log, chosen, 1)
-    [plan] = [event for event in events if isinstance(event, BatchPlanned)]
+    plan = await plan_after_a_complaint(log, chosen, lambda: () if next(empty, False) else (7, 8, 9, 1))
     said = [one.event for one in await toys.read(log, SAMPLES)]
     assert sum(isinstance(one, SampleRefused) for one in said) == CORRECTION_ANSWERS - ENOUGH_ANSWERS + 1
     assert len(plan.sample_ids) == ENOUGH_ANSWERS, "the correction, and one answer less than are enough"
