@@ -133,7 +133,11 @@ def _alone(engine: Engine) -> Iterator[psycopg.Cursor]:
     with schemas.session(engine) as cursor:
         if cursor.execute("SELECT pg_try_advisory_lock(%s)", (_BUILD_LOCK,)).fetchone() != (True,):
             raise OperatorError("another rebuild of this database runs; nothing was changed. Wait for it, or stop it")
-        yield cursor
+        try:
+            yield cursor
+        finally:
+            if not cursor.connection.closed:  # Postgres may notice the end of a session only later
+                cursor.execute("SELECT pg_advisory_unlock(%s)", (_BUILD_LOCK,))
 
 
 class _Build:

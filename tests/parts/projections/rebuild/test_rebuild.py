@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import psycopg
@@ -288,6 +289,18 @@ async def test_two_rebuilds_at_once_are_refused(live: Engine, told: MemoryLog) -
         found = await asyncio.gather(rebuilt(live, told), rebuilt(live, told), return_exceptions=True)
     assert [type(one) for one in found].count(Rebuilt) == 1
     assert any("another rebuild" in str(one) for one in found)
+
+
+def test_a_rebuild_may_begin_before_postgres_has_noticed_that_the_session_of_the_last_one_was_closed(
+    live: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with schemas.session(live) as cursor:
+        with monkeypatch.context() as patch:
+            patch.setattr(schemas, "session", lambda _: nullcontext(cursor))
+            with rebuilding._alone(live):
+                pass
+        with rebuilding._alone(live):
+            pass
 
 
 async def test_what_a_rebuild_that_was_cut_off_left_behind_is_in_nobodys_way(live: Engine, told: MemoryLog) -> None:
