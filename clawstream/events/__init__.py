@@ -103,6 +103,7 @@ from clawstream.events.samples import (
     RewardWeights,
     SampleAssembled,
     SampleRefused,
+    refreshed_id_of,
 )
 
 EVENTS: tuple[type[Event], ...] = (

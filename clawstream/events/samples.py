@@ -14,6 +14,11 @@ NOBODY = "nobody"  # a sample's `judge` where no judge was asked
 FOR_A_LATE_SAMPLE = 0  # number of the answer asked for in place of a late sample's; further ones count from 1
 
 
+def refreshed_id_of(turn_id: str, number: int) -> str:
+    """Return the id of the AnswerRefreshed with this number, and so the `refreshed_id` of its samples."""
+    return derived_id("AnswerRefreshed", turn_id, number)
+
+
 class RefusalReason(StrEnum):
     """Why a turn, or a whole session, gives no sample."""
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
-from clawstream.events import SampleAssembled, TopicOffset, hint_id_of
+from clawstream.events import FOR_A_LATE_SAMPLE, SampleAssembled, TopicOffset, hint_id_of, refreshed_id_of
 from clawstream.training.batches.trainable import ModelLimits, hint_counts
 
 CORRECTION_ANSWERS = 12  # asked for at a correction
@@ -57,6 +57,12 @@ class BatchRules:
     limits: ModelLimits = field(default_factory=ModelLimits)
     corrects: bool = False  # a correction is trained on as soon as its hint has enough answers of its own
 
+    def answers_again(self, sample: SampleAssembled) -> bool:
+        """Return whether a late sample has its prompt answered again; where corrections count, a person's words do."""
+        if sample.hint is None or sample.refreshed_id is not None:
+            return False
+        return self.refreshes or (self.corrects and sample.hint_by_person)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merging:
@@ -67,10 +73,13 @@ class Merging:
 
 
 def corrects(sample: SampleAssembled, rules: BatchRules) -> bool:
-    """Return whether the sample's hint is to be trained on at once: it was said of an answer that people saw."""
+    """Return whether the sample's hint is to be trained on at once.
+
+    It was said of an answer that people saw; where it came too late for that one, the answer given again stands for it.
+    """
     if not rules.corrects or not rules.hints_count or sample.hint is None:
         return False
-    said = sample.hint_id is None and sample.refreshed_id is None
+    said = sample.hint_id is None and sample.refreshed_id in (None, refreshed_id_of(sample.turn_id, FOR_A_LATE_SAMPLE))
     return said and hint_counts(sample, by_engine=rules.by_engine) and sample.sampling.of_the_policy
 
 

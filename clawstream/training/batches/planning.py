@@ -282,7 +282,7 @@ class Batcher:
         sample = arrival.sample
         planned = self._turns.get(sample.answer_id, {}).items()
         is_new = sample.turn_id not in self._asked and sample.turn_id not in self._late
-        counts = self._rules.refreshes and sample.refreshed_id is None and sample.hint is not None
+        counts = self._rules.answers_again(sample)
         if is_new and counts and all(r < _revision(sample) for judge, r in planned if _is_one(judge, _judge(sample))):
             self._late[sample.turn_id] = arrival
 
