@@ -19,6 +19,7 @@ COMMANDS = (
     "sketch",
     "screen",
     "survey",
+    "speed",
 )  # each in its module
 
 
