@@ -145,8 +145,9 @@ def promote(context: typer.Context, name: Name) -> None:
     settings = _settings(context)
     if settings.policy.by_key:
         raise ConfigError(
-            "policy.adapters is 'by_key': a replay's samples are of all keys, and none of their adapters is trained on "
-            "them. Nothing was promoted. `clawstream train --samples` makes a policy of its own of them"
+            f"policy.adapters is {settings.policy.adapters!r}: a replay's samples are of all adapters, and would train "
+            "the shared policy alone. Nothing was promoted. `clawstream train --samples` makes a policy of its own of "
+            "them"
         )
     _run(settings, lambda log: promoted(log, name, policy_id=settings.policy.id, now_ms=now_ms()))
     typer.echo(f"{settings.policy.id} is trained on the samples of replay {name} from its next batch on")

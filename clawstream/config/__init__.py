@@ -35,7 +35,7 @@ from clawstream.config.training import IDLE, RewardsSettings, SamplesSettings, T
 from clawstream.errors import ConfigError
 
 PREFIX = "CLAWSTREAM_"
-KEYS_RANK = 16  # of the adapters of keys, where training.lora_rank is not set
+KEYS_RANK = 16  # of adapters beside the shared one, where training.lora_rank is not set
 
 
 class _Environment(EnvSettingsSource):
@@ -85,7 +85,7 @@ class Settings(BaseSettings):
     @classmethod
     def _adapters_have_a_rank(cls, said: Any) -> Any:
         policy, training = said.get("policy"), said.get("training", {})
-        if isinstance(policy, dict) and policy.get("adapters") == "by_key" and isinstance(training, dict):
+        if isinstance(policy, dict) and policy.get("adapters", "shared") != "shared" and isinstance(training, dict):
             return said | {"training": training | {"lora_rank": training.get("lora_rank") or KEYS_RANK}}
         return said
 
@@ -111,8 +111,9 @@ class Settings(BaseSettings):
     def _adapters_of_keys_lie_on_this_machine(self) -> "Settings":
         if self.policy.by_key and self.weights.url is not None:
             raise ValueError(
-                "weights.url is set and policy.adapters is 'by_key': the adapters of keys are not fetched from another "
-                "machine. Train on this machine (take weights.url out), or say policy.adapters = 'shared'"
+                f"weights.url is set and policy.adapters is {self.policy.adapters!r}: adapters beside the shared one "
+                "are not fetched from another machine. Train on this machine (take weights.url out), or say "
+                "policy.adapters = 'shared'"
             )
         return self
 

@@ -10,6 +10,7 @@ from clawstream.errors import ConfigError
 
 EXAMPLE_KEY = "change-me"
 _USERINFO = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*://)?[^/?#]*@")
+_METADATA = "metadata."
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -107,10 +108,12 @@ class PolicySettings(Section):
     """What learns."""
 
     id: str = Field("policy", pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$", description="names the policy on the log")
-    adapters: Literal["shared", "by_key"] = Field(
+    adapters: str = Field(
         "shared",
+        pattern=r"^(shared|by_key|metadata\.[A-Za-z0-9._-]{1,64})$",
         description="who learns together: shared: everybody; by_key: each API key has an adapter of its own, which is "
-        "trained on what is said under that key alone (training.lora_rank is 16 then, where it is not set)",
+        "trained on what is said under that key alone; metadata.agent, for instance: so has each value of this entry "
+        "of requests' metadata, under each key (training.lora_rank is 16 then, where it is not set)",
     )
     served_model: str = Field("policy", description="the model name that clients ask for")
     renderer: str = Field(
@@ -121,8 +124,13 @@ class PolicySettings(Section):
 
     @property
     def by_key(self) -> bool:
-        """Whether each API key has an adapter of its own."""
-        return self.adapters == "by_key"
+        """Whether there are adapters beside the shared one: one for each API key, or for each name in metadata."""
+        return self.adapters != "shared"
+
+    @property
+    def agent_entry(self) -> str | None:
+        """The entry of requests' metadata that names an adapter; None: none does."""
+        return self.adapters.removeprefix(_METADATA) if self.adapters.startswith(_METADATA) else None
 
     @property
     def is_named(self) -> bool:

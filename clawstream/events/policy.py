@@ -173,20 +173,33 @@ class PolicyRejected(_VersionEvent):
     rejected_at_ms: int
 
 
-_PLUS = "+"  # in no `policy.id`, and in no key's name
+_PLUS = "+"  # in no `policy.id`, in no key's name, and in no name that requests' metadata may give
 
 
-def policy_of_key(policy_id: str, key_name: str | None) -> str:
-    """Return the id of the policy that learns from this key alone, where each key has an adapter of its own.
+def policy_of_key(policy_id: str, key: str | None) -> str:
+    """Return the id of the policy that learns under this key alone: an API key's name, or what `key_of_agent` returns.
 
     Without a key it is the one that all share, `policy_id`.
     """
-    return policy_id if key_name is None else f"{policy_id}{_PLUS}{key_name}"
+    return policy_id if key is None else f"{policy_id}{_PLUS}{key}"
+
+
+def key_of_agent(key_name: str | None, agent: str) -> str:
+    """Return the key of an agent's policy: its name and, where the agent shows an API key, that key's name before it.
+
+    So agents of one name under two API keys have two policies.
+    """
+    return agent if key_name is None else f"{key_name}{_PLUS}{agent}"
 
 
 def key_of_policy(policy_id: str) -> str | None:
-    """Return the key that alone teaches this policy; None: all share it."""
+    """Return the key under which alone this policy learns; None: all share it."""
     return policy_id.partition(_PLUS)[2] or None
+
+
+def asker_of(policy_id: str, key_name: str | None) -> str | None:
+    """Return who asked: the key of the policy that answered, or else the API key; None: nobody knows."""
+    return key_of_policy(policy_id) or key_name
 
 
 def shared_policy(policy_id: str) -> str:

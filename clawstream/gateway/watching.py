@@ -13,7 +13,7 @@ from clawstream.conversation.continuing import answered
 from clawstream.conversation.history import WholeRequest, whole
 from clawstream.conversation.messages import parse, role_of
 from clawstream.errors import OperatorError, TryLater, UnusableExchange
-from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone, is_ours
+from clawstream.events import Event, ExchangeCompleted, PolicyActivated, SessionDone, asker_of, is_ours
 from clawstream.gateway.access.owners import Owners, SessionClaim, claim_of
 from clawstream.gateway.answering.outlets import closing
 from clawstream.gateway.dialects.responses import conversation_of
@@ -138,7 +138,7 @@ class SessionLearner:
         if role_of(answer) != "assistant":
             raise UnusableExchange(f"its answer's role is {role_of(answer)}, not assistant; it is skipped")
         self.known[event.exchange_id] = request
-        scope = scope_of(options, event.key_name)
+        scope = scope_of(options, asker_of(event.policy_id, event.key_name))
         self._index.asked(messages, scope, event.session_id, event.received_at_ms)
         self._index.answered(
             messages, answer, scope, event.session_id, event.exchange_id, event.finished_at_ms, event.trace_id

@@ -36,7 +36,7 @@ async def train(
 ) -> None:
     """Train until `stop`, making at most `max_updates` updates; with `retraining`, until all samples are used.
 
-    Where each API key has an adapter of its own, the keys' policies take turns, a step at a time. Before each plan the
+    Where there are adapters beside the shared one, their policies take turns, a step at a time. Before each plan the
     control topic decides which samples are used: the live ones, or those of the promoted replay. A step that has begun
     is finished and published before this returns.
 
@@ -63,7 +63,7 @@ async def train(
 
 
 class _Policies:
-    """The policies that are trained here: the shared one and, where adapters are by key, that of each key with samples.
+    """The policies that are trained here: the shared one and, where keys have their own, that of each key with samples.
 
     They have one model in memory; its adapter and optimizer state are exchanged when another policy's turn comes.
     """

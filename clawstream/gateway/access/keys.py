@@ -20,6 +20,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from clawstream.errors import ConfigError
+from clawstream.events import key_of_agent
 from clawstream.gateway.requests.fields import BadRequest
 
 PREFIX = "cs-"
@@ -65,6 +66,24 @@ class Caller:
 
     name: str | None
     allowance: Allowance = Allowance()
+
+
+def named_agent(metadata: Mapping[str, str], entry: str, caller: Caller) -> str | None:
+    """Return the key of the policy that a request's metadata names for this caller; None: it names none.
+
+    Raises BadRequest for a value that can't name one.
+    """
+    value = metadata.get(entry)
+    if value is None:
+        return None
+    if not NAME.fullmatch(value):
+        raise BadRequest(
+            f"metadata.{entry} is {value[:70]!r}, and names the adapter that answers; expected 1 to 64 letters, digits "
+            "or . _ @ -, the first a letter or a digit. Nothing was generated; leave it out for the adapter that all "
+            "share.",
+            param=f"metadata.{entry}",
+        )
+    return key_of_agent(caller.name, value)
 
 
 @dataclass(frozen=True, slots=True)

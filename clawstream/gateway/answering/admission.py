@@ -24,8 +24,8 @@ from clawstream.config import GatewaySettings, PolicySettings
 from clawstream.conversation.continuing import Continued, Request, continue_prompt, find_echoes, num_new_bytes
 from clawstream.conversation.history import WholeRequest
 from clawstream.errors import TryLater, UnrenderableRequest
-from clawstream.events import Sampling, TokenIds, TurnType, policy_of_key
-from clawstream.gateway.access.keys import Caller
+from clawstream.events import Sampling, TokenIds, TurnType, asker_of, policy_of_key
+from clawstream.gateway.access.keys import Caller, named_agent
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.answering.capture import Accepted
 from clawstream.gateway.answering.replies import SampledTokens
@@ -120,8 +120,14 @@ class _Asked:
     caller: Caller
     chat: ChatRequest
     named: RequestIdentity
+    policy_id: str  # of the policy that is to answer
     traceparent: str | None
     received_at_ms: int
+
+    @property
+    def asker(self) -> str | None:
+        """Who asks, as far as that is known."""
+        return asker_of(self.policy_id, self.caller.name)
 
     @property
     def trace_id(self) -> str | None:
@@ -163,7 +169,7 @@ class Admission:
         _let_in_choices(asked, scope[GROW])
         session = self._session(asked)
         self._refuse_closed(session, asked.caller)
-        attempt, context_length_tokens = self._attempt(session, asked.caller)
+        attempt, context_length_tokens = self._attempt(session, asked.policy_id)
         prompt = await self._render(chat, session.id, context_length_tokens)
         _refuse_too_large(chat, prompt.token_ids)
         accepted = self._accept(asked, session, prompt, context_length_tokens)
@@ -187,11 +193,12 @@ class Admission:
         received_at_ms = self.now_ms()
         ends = truthy(headers.get("x-session-done"))
         chat = self._read(parse_body(raw), read, caller, ends_session=ends)
-        traceparent = headers.get("traceparent", "")
+        traceparent, policy_id = headers.get("traceparent", ""), self._policy_of(chat, caller)
         return _Asked(
             caller=caller,
-            chat=replace(chat, scope=scope_of(chat.options, caller.name)),
+            chat=replace(chat, scope=scope_of(chat.options, asker_of(policy_id, caller.name))),
             named=name_request(headers, chat),
+            policy_id=policy_id,
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
             received_at_ms=received_at_ms,
         )
@@ -279,13 +286,16 @@ class Admission:
                 param="session_id",
             )
 
-    def _policy_of(self, caller: Caller) -> str:
-        """Return the id of the policy that answers the caller."""
+    def _policy_of(self, chat: ChatRequest, caller: Caller) -> str:
+        """Return the id of the policy that answers the caller. Raises BadRequest where it names it badly."""
+        entry = self.policy.agent_entry
+        if entry is not None:
+            return policy_of_key(self.policy.id, named_agent(chat.metadata, entry, caller))
         return policy_of_key(self.policy.id, caller.name if self.policy.by_key else None)
 
-    def _attempt(self, session: _Session, caller: Caller) -> tuple[EngineAttempt, int]:
+    def _attempt(self, session: _Session, policy_id: str) -> tuple[EngineAttempt, int]:
         """Return the attempt at an engine for the session, and the engine's context in tokens."""
-        attempt = self.engines.place(session.id, policy_id=self._policy_of(caller))
+        attempt = self.engines.place(session.id, policy_id=policy_id)
         if attempt is None or attempt.engine.context_length_tokens is None:
             raise unavailable(f"The engine is away ({self.engines.problem()}); nothing was generated. Try again.")
         return attempt, attempt.engine.context_length_tokens
@@ -309,20 +319,20 @@ class Admission:
             raise unavailable(f"{error}; nothing was generated. Try again.") from error
 
     def _accept(self, asked: _Asked, session: _Session, prompt: Continued, context_length_tokens: int) -> Accepted:
-        named, key_name = asked.named, asked.caller.name
+        named = asked.named
         return Accepted(
             exchange_id=str(uuid.uuid4()),
             session_id=session.id,
             turn_type=named.turn_type,
             client=session.client,
-            key_name=key_name,
+            key_name=asked.caller.name,
             model=self.policy.served_model,
             request_sha256=asked.chat.sha256,
             retry_count=named.retry_count,
-            group=None if named.group is None else named.group.of_key(key_name),
+            group=None if named.group is None else named.group.of_asker(asked.asker),
             num_spliced=prompt.num_spliced,
             sampling=self._sampling(asked.chat, named.turn_type, prompt.token_ids, context_length_tokens),
-            policy_id=self._policy_of(asked.caller),
+            policy_id=asked.policy_id,
             trace_id=asked.trace_id,
             received_at_ms=asked.received_at_ms,
         )

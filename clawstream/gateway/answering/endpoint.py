@@ -13,7 +13,7 @@ from time import perf_counter
 from starlette.types import Receive, Scope, Send
 
 from clawstream.errors import TryLater
-from clawstream.events import SessionDone
+from clawstream.events import SessionDone, asker_of
 from clawstream.gateway.answering.admission import Admission, Exchange, SessionEndRequest, unavailable
 from clawstream.gateway.answering.answer import GONE, ExchangeInProgress, Failure
 from clawstream.gateway.dialects.kinds import Dialect
@@ -29,7 +29,8 @@ def choices_of(exchange: Exchange) -> tuple[Exchange, ...]:
     num, first = exchange.chat.asked.num_choices, exchange.accepted
     if num == 1:
         return (exchange,)
-    group = Grouped(group_id=first.exchange_id, size=num, step_index=None).of_key(first.key_name)
+    asker = asker_of(first.policy_id, first.key_name)
+    group = Grouped(group_id=first.exchange_id, size=num, step_index=None).of_asker(asker)
     return tuple(
         replace(
             exchange,

@@ -15,6 +15,7 @@ Source: Anthropic's published Messages API, as the `anthropic` package 2.10.0 ha
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from clawstream.gateway.dialects.anthropic_replies import SIGNED, arguments_of, signature
@@ -83,7 +84,9 @@ def read_messages(body: Mapping[str, Any], ends_session: bool = False, *, counte
     }
     said = {key: value for key, value in found.items() if value} | _tool_choice(body)
     messages = [] if ending else [*_system(body.get("system")), *_messages(body.get("messages"))]
-    return read_request(labels | same | said | {"messages": messages}, ends_session)
+    request = read_request(labels | same | said | {"messages": messages}, ends_session)
+    user_id = named.get("user_id")
+    return request if user_id is None else replace(request, metadata={**request.metadata, "user_id": user_id})
 
 
 def _tool(tool: object, where: str) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 An explicit name (header, then body) has precedence over anything read out of a message. An unusable name is refused
 wherever it stands, a group's too, and no session id is invented here.
 
-A group belongs to its key, and is recorded as KEY/GROUP. Advantages are computed among all attempts of a group, so
-another key that could join it could skew them. OpenClaw's form was recorded from OpenClaw 2026.9.6, Codex's
-from Codex 0.169.0.
+A group belongs to its asker (the API key, or whose policy is asked), and is recorded as ASKER/GROUP. Advantages are
+computed among all attempts of a group, so another asker that could join it could skew them. OpenClaw's form was
+recorded from OpenClaw 2026.9.6, Codex's from Codex 0.169.0.
 """
 
 import json
@@ -43,9 +43,9 @@ class Grouped:
     size: int | None  # attempts at the task; None: not said
     step_index: int | None  # None: its number among the session's turns
 
-    def of_key(self, key_name: str | None) -> "Grouped":
-        """Return the group as recorded: under its key, so that another key's group of that name is a different one."""
-        return self if key_name is None else replace(self, group_id=f"{key_name}/{self.group_id}")
+    def of_asker(self, asker: str | None) -> "Grouped":
+        """Return the group as recorded: under its asker, so that another's group of that name is a different one."""
+        return self if asker is None else replace(self, group_id=f"{asker}/{self.group_id}")
 
 
 def read_group(headers: Mapping[str, str]) -> Grouped | None:

@@ -101,6 +101,7 @@ class ChatRequest:
     turn_type: str | None
     session_done: bool
     scope: str  # of `user` and `prompt_cache_key`: histories are looked up within it only
+    metadata: Mapping[str, str]  # all labels, also those that `options` has not
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -148,12 +149,16 @@ def read_request(body: Mapping[str, Any], ends_session: bool = False) -> ChatReq
         turn_type=text(body, "turn_type"),
         session_done=session_done,
         scope=scope_of(options),
+        metadata=metadata,
     )
 
 
-def scope_of(options: Mapping[str, Any], key_name: str | None = None) -> str:
-    """Return the scope in which a conversation without a session id is looked up: key, `user`, `prompt_cache_key`."""
-    return json.dumps([options.get("user"), options.get("prompt_cache_key"), key_name], sort_keys=True)
+def scope_of(options: Mapping[str, Any], asker: str | None = None) -> str:
+    """Return the scope in which a conversation without a session id is looked up: who asks, as far as that is known.
+
+    That is `user`, `prompt_cache_key`, and the API key or whose policy is asked (`events.asker_of`).
+    """
+    return json.dumps([options.get("user"), options.get("prompt_cache_key"), asker], sort_keys=True)
 
 
 def truthy(value: object) -> bool:

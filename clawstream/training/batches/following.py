@@ -179,9 +179,9 @@ class Following:
             )
         if replay is not None and self._settings.policy.by_key and self._retraining is None:
             raise ConfigError(
-                f"replay {replay} is promoted, and policy.adapters is 'by_key': its samples are of all keys, and would "
-                "train the shared policy alone. Nothing is trained. Take the promotion back "
-                "(`clawstream replay rollback`), or train a policy of its own on it (`clawstream train --samples`)"
+                f"replay {replay} is promoted, and policy.adapters is {self._settings.policy.adapters!r}: its samples "
+                "are of all adapters, and would train the shared policy alone. Nothing is trained. Take the promotion "
+                "back (`clawstream replay rollback`), or train a policy of its own on it (`clawstream train --samples`)"
             )
         for task in self.reading:
             task.cancel()

@@ -69,10 +69,19 @@ def test_an_adapter_s_learning_rate_is_its_own_unless_one_is_set(said: dict[str,
     assert ("learning_rate" in training.model_fields_set) == ("learning_rate" in said)
 
 
-def test_adapters_of_keys_are_refused_where_versions_are_fetched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("adapters", ["by_key", "metadata.agent"])
+def test_adapters_of_keys_are_refused_where_versions_are_fetched(tmp_path: Path, adapters: str) -> None:
     path = tmp_path / "c.toml"
-    path.write_text('[policy]\nadapters = "by_key"\n[weights]\nurl = "http://trainer:1"\n')
-    with pytest.raises(ConfigError, match=r"policy\.adapters is 'by_key'.*not fetched.*policy\.adapters = 'shared'"):
+    path.write_text(f'[policy]\nadapters = "{adapters}"\n[weights]\nurl = "http://trainer:1"\n')
+    found = re.escape(f"policy.adapters is {adapters!r}")
+    with pytest.raises(ConfigError, match=rf"{found}.*not fetched.*policy\.adapters = 'shared'"):
+        load(path)
+
+
+def test_an_adapter_of_another_kind_is_refused_with_what_was_found(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('[policy]\nadapters = "by_agent"\n')
+    with pytest.raises(ConfigError, match=r"policy\.adapters: .*shared\|by_key\|metadata.*found 'by_agent'"):
         load(path)
 
 

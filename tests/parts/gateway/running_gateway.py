@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
@@ -137,7 +137,7 @@ async def running_gateway(
     fsync: Fsync = os.fsync,
     bounds: Bounds = BOUNDS,
     samples: SamplesSettings | None = None,
-    adapters: Literal["shared", "by_key"] = "shared",
+    adapters: str = "shared",
     context_length_tokens: int = 2048,
     **gateway: Any,
 ) -> AsyncIterator[RunningGateway]:

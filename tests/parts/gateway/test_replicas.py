@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -263,40 +264,76 @@ async def test_a_real_engine_that_fails_under_load_costs_no_request_a_second_ret
     assert figures["cached_answers"] > 0
 
 
-async def test_each_key_is_answered_and_recorded_under_its_own_adapter_and_goes_on_without_it(
-    tokenizer_folder: Path, tmp_path: Path
+class Asker(NamedTuple):
+    """Who asks, and whose policy is to answer."""
+
+    key: str | None
+    agent: str | None  # as metadata names it
+    policy_id: str
+
+    def cached_under(self, adapter: str | None) -> str:
+        """The key of its cached prompts."""
+        return ":".join(part for part in (self.policy_id, adapter, "0", self.key) if part)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "askers"),
+    [
+        ("by_key", [Asker(name, None, f"policy+{name}") for name in ("anna", "ben", "cid")]),
+        (
+            "metadata.agent",
+            [*(Asker(None, name, f"policy+{name}") for name in ("anna", "ben", "cid")), Asker(None, None, "policy")],
+        ),
+        (
+            "metadata.agent",
+            [
+                *(Asker(key, "anna", f"policy+{key}+anna") for key in ("acme", "beta")),
+                *(Asker("beta", "cid", "policy+beta+cid"), Asker("beta", None, "policy")),
+            ],
+        ),
+    ],
+    ids=["keys", "agents without keys", "agents of one name under two keys"],
+)
+async def test_each_asker_is_answered_and_recorded_under_its_own_adapter_and_goes_on_without_it(
+    tokenizer_folder: Path, tmp_path: Path, adapters: str, askers: Sequence[Asker]
 ) -> None:
-    keys = {name: add_key(tmp_path / "keys.json", name, Allowance()) for name in ("anna", "ben", "cid")}
-    async with running_gateway(tokenizer_folder, data_dir=tmp_path, adapters="by_key") as gateway:
-        for key, version in (("anna", 3), ("ben", 5)):
-            name = f"policy+{key}-v{version}"
+    names = sorted({asker.key for asker in askers if asker.key is not None})
+    keys = {name: add_key(tmp_path / "keys.json", name, Allowance()) for name in names}
+    first, second, *others = askers
+    adapter, newer = f"{first.policy_id}-v3", f"{second.policy_id}-v5"
+    async with running_gateway(tokenizer_folder, data_dir=tmp_path, adapters=adapters) as gateway:
+
+        async def ask(asker: Asker) -> Response:
+            headers = {} if asker.key is None else {"Authorization": f"Bearer {keys[asker.key]}"}
+            return await gateway.chat(headers=headers, metadata={} if asker.agent is None else {"agent": asker.agent})
+
+        for asker, version, name in ((first, 3, adapter), (second, 5, newer)):
             await gateway.engine.load_lora(name, "/adapter")
             event = PolicyActivated(
-                policy_id=f"policy+{key}", policy_version=version, engine=gateway.engine_url, adapter=name,
+                policy_id=asker.policy_id, policy_version=version, engine=gateway.engine_url, adapter=name,
                 pause_ms=0.0, num_bytes=1, activated_at_ms=version,
             )  # fmt: skip
             await gateway.log.append((event,))
 
         async def heard() -> bool:
-            response = await gateway.chat(headers={"Authorization": f"Bearer {keys['ben']}"})
-            return response.headers["x-policy-version"] == "5"
+            return (await ask(second)).headers["x-policy-version"] == "5"
 
         await until(heard)
         gateway.engine.calls.clear()
         before = len(await gateway.recorded(ExchangeCompleted))
-        for key in keys.values():
-            await gateway.chat(headers={"Authorization": f"Bearer {key}"})
-        await gateway.engine.unload_lora("policy+anna-v3")  # between the gateway's last look and the request
-        assert (await gateway.chat(headers={"Authorization": f"Bearer {keys['anna']}"})).status == 200
-        exchanges = await gateway.recorded(ExchangeCompleted, at_least=before + 4)
-    last = sorted(exchanges, key=lambda exchange: exchange.received_at_ms)[-4:]
+        for asker in askers:
+            await ask(asker)
+        await gateway.engine.unload_lora(adapter)  # between the gateway's last look and the request
+        assert (await ask(first)).status == 200
+        exchanges = await gateway.recorded(ExchangeCompleted, at_least=before + len(askers) + 1)
+    last = sorted(exchanges, key=lambda exchange: exchange.received_at_ms)[-len(askers) - 1 :]
     assert [(e.policy_id, e.versions[0].policy_version) for e in last] == [
-        ("policy+anna", 3), ("policy+ben", 5), ("policy+cid", 0), ("policy+anna", 0),
+        (first.policy_id, 3), (second.policy_id, 5), *((asker.policy_id, 0) for asker in others), (first.policy_id, 0),
     ]  # fmt: skip
     assert [(call.request.lora_name, call.request.extra_key) for call in gateway.engine.calls] == [
-        ("policy+anna-v3", "policy+anna:policy+anna-v3:0:anna"),
-        ("policy+ben-v5", "policy+ben:policy+ben-v5:0:ben"),
-        (None, "policy+cid:0:cid"),
-        ("policy+anna-v3", "policy+anna:policy+anna-v3:0:anna"),  # refused, and asked again
-        (None, "policy+anna:0:anna"),
+        (adapter, first.cached_under(adapter)),
+        (newer, second.cached_under(newer)),
+        *((None, asker.cached_under(None)) for asker in others),
+        (adapter, first.cached_under(adapter)),  # refused, and asked again
+        (None, first.cached_under(None)),
     ]

@@ -19,7 +19,7 @@ from tests.examples import examples
 from tests.unit.gateway.test_engines import activated, served
 
 # Names that look like versions, like each other or like the policy are names as well.
-KEYS = ("a", "a-v1", "a-v1-v2", "b@x", "b@x.y", "policy", "policy-v1", "0")
+KEYS = ("a", "a-v1", "a-v1-v2", "b@x", "b@x.y", "policy", "policy-v1", "0", "a+a", "a+b@x", "b@x+a-v1")
 POLICIES = ("policy", *(f"policy+{key}" for key in KEYS))
 
 

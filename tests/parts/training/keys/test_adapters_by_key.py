@@ -44,9 +44,9 @@ from tests.unit.stream import toys
 KEYS = ("alice", "bob")
 
 
-def by_key(base: Path, data: Path, **training: object) -> Settings:
+def by_key(base: Path, data: Path, adapters: str = "by_key", **training: object) -> Settings:
     chosen = settings(base, data, lora_rank=2, **training)
-    return chosen.model_copy(update={"policy": chosen.policy.model_copy(update={"adapters": "by_key"})})
+    return chosen.model_copy(update={"policy": chosen.policy.model_copy(update={"adapters": adapters})})
 
 
 def samples_of(key: str | None, count: int, *, begin: int = 0, reward: int = 1) -> list[SampleAssembled]:
@@ -84,11 +84,16 @@ def weights(chosen: Settings, key: str) -> bytes:
     return (checkpoint.path / "adapter_model.safetensors").read_bytes()
 
 
-async def test_each_key_has_versions_of_its_own_made_of_its_own_samples_alone(base: Path, tmp_path: Path) -> None:
-    log, own = MemoryLog(MemoryBroker()), {key: samples_of(key, 6) for key in KEYS}
+@pytest.mark.parametrize(
+    ("adapters", "keys"), [("by_key", KEYS), ("metadata.agent", ("alice", "acme+alice"))], ids=["API keys", "agents"]
+)
+async def test_each_key_has_versions_of_its_own_made_of_its_own_samples_alone(
+    base: Path, tmp_path: Path, adapters: str, keys: Sequence[str]
+) -> None:
+    log, own = MemoryLog(MemoryBroker()), {key: samples_of(key, 6) for key in keys}
     await log.append([one for pair in zip(*own.values(), strict=True) for one in pair])
-    events = await trained_until(log, by_key(base, tmp_path), alice=2, bob=2)
-    for key in KEYS:
+    events = await trained_until(log, by_key(base, tmp_path, adapters), **dict.fromkeys(keys, 2))
+    for key in keys:
         versions = published(events, key)
         assert [event.policy_version for event in versions] == [0, 1, 2]
         assert [event.adapter for event in versions] == [None, f"policy+{key}-v1", f"policy+{key}-v2"]
@@ -207,13 +212,21 @@ async def test_a_replay_trains_one_policy_on_the_samples_of_all_keys(base: Path,
     assert sum(len(plan.sample_ids) for plan in plans) == 9
 
 
-def test_adapters_by_key_have_a_rank_where_none_is_set() -> None:
-    assert Settings(environment=False, policy={"adapters": "by_key"}).training.lora_rank == 16
-    own = Settings(environment=False, policy={"adapters": "by_key"}, training={"lora_rank": 4})
+@pytest.mark.parametrize("adapters", ["by_key", "metadata.agent"])
+def test_adapters_beside_the_shared_one_have_a_rank_where_none_is_set(adapters: str) -> None:
+    assert Settings(environment=False, policy={"adapters": adapters}).training.lora_rank == 16
+    own = Settings(environment=False, policy={"adapters": adapters}, training={"lora_rank": 4})
     assert own.training.lora_rank == 4
     assert Settings(environment=False).training.lora_rank is None
-    with pytest.raises(ValueError, match="adapters"):
-        Settings(environment=False, policy={"adapters": "by key"})
+    assert Settings(environment=False, policy={"adapters": "shared"}).training.lora_rank is None
+
+
+@pytest.mark.parametrize("adapters", ["by key", "metadata", "metadata.", "metadata.two words", "metadata." + "a" * 65])
+def test_nothing_else_has_adapters(adapters: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"policy\.adapters\n +String should match pattern '\^\(shared\|by_key\|metadata"
+    ):
+        Settings(environment=False, policy={"adapters": adapters})
 
 
 def hinted(key: str, name: str, hint: str) -> SampleAssembled:
