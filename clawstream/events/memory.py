@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from clawstream.events.base import PolicyEvent, SessionEvent, TokenIds, derived_id
 from clawstream.events.exchanges import Sampling
+from clawstream.events.policy import asker_of
 
 
 class Retired(StrEnum):
@@ -40,6 +41,11 @@ class HintHeld(PolicyEvent):
     policy_version: int  # that the batch makes; of a merged hint: the newest one when the merge was asked for
     held_at_ms: int  # since the epoch, UTC
     merged: bool = False
+
+    @property
+    def asker(self) -> str | None:
+        """Who said it; None: nobody knows."""
+        return asker_of(self.policy_id, self.key_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from clawstream.events.base import LogProbs, Mask, SessionEvent, TokenIds, derived_id
 from clawstream.events.exchanges import FinishReason, Sampling, VersionSpan
+from clawstream.events.policy import asker_of
 
 NOBODY = "nobody"  # a sample's `judge` where no judge was asked
 FOR_A_LATE_SAMPLE = 0  # number of the answer asked for in place of a late sample's; further ones count from 1
@@ -145,6 +146,11 @@ class SampleAssembled(SessionEvent):
     def answer_id(self) -> str:
         """The id of the answer; at most one sample of an answer is trained on."""
         return self.turn_id if self.refreshed_id is None else self.refreshed_id
+
+    @property
+    def asker(self) -> str | None:
+        """Who was answered; None: nobody knows."""
+        return asker_of(self.policy_id, self.key_name)
 
     @property
     def event_id(self) -> str:

@@ -79,7 +79,7 @@ class _Hint:
     steps_left: int = 0  # of a merged hint: how many steps may still be taken for it alone, while it is open
     gain_nats: float | None = None  # mean of its rehearsals that followed it, the newest counting most; None: unknown
     num_rejected: int = 0  # answers that followed it and were rejected, since the last that was accepted
-    tried_at: int = 0  # its place among the trials of its key's hints; 0: it had none
+    tried_at: int = 0  # its place among the trials of its asker's hints; 0: it had none
 
     @property
     def is_open(self) -> bool:
@@ -139,21 +139,21 @@ class HintMemory:
                 hint.num_rejected = 0 if followed.accepted else hint.num_rejected + 1
 
     def to_try(self, samples: Iterable[SampleAssembled]) -> list[Trial]:
-        """Return the trials of the samples' answers, each against some held hints of its API key.
+        """Return the trials of the samples' answers, each against some held hints of its asker.
 
-        A key's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Answers
-        without a key (nobody knows whose hints they had to follow), with tool calls, or cut off are not tried.
+        An asker's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Answers
+        to nobody known (whose hints did they have to follow?), with tool calls, or cut off are not tried.
         """
         trials: list[Trial] = []
         for sample in samples:
             is_told = sample.hint_id is None and sample.refreshed_id is None and sample.sampling.of_the_policy
             taken = sample.reward if sample.person_reward is None else sample.person_reward
-            if sample.key_name is None or not is_told or not taken or sample.cut or sample.calls_tools:
+            if sample.asker is None or not is_told or not taken or sample.cut or sample.calls_tools:
                 continue
             others = [
                 (hint.tried_at - len(self._hints) * hint.num_rejected / CONTRADICTED_AFTER, hint, hint.gain_nats)
                 for hint_id, hint in self._hints.items()
-                if hint.said.key_name == sample.key_name and (hint_id, sample.turn_id) not in self._said
+                if hint.said.asker == sample.asker and (hint_id, sample.turn_id) not in self._said
                 if hint.gain_nats is not None and hint.gain_nats >= TELLING_NATS
             ]
             for _, hint, gain_nats in sorted(others, key=itemgetter(0))[:TRIALS_A_SAMPLE]:

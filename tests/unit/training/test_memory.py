@@ -21,6 +21,8 @@ from clawstream.events import (
     StepTaken,
     VersionSpan,
     hint_id_of,
+    key_of_agent,
+    policy_of_key,
 )
 from clawstream.training.batches.memory import (
     CONTRADICTED_AFTER,
@@ -267,6 +269,19 @@ def test_an_answer_is_tried_against_the_hints_of_its_key_that_nobody_said_of_it(
     assert trial.hint_id == hint_id_of("policy", "ann", "shorter")
     assert (trial.sample_id, trial.hinted_prompt_ids) == (sample.sample_id, (7, 3, 2))
     assert (trial.accepted, trial.least_gain_nats) == (False, 2.5)
+
+
+@pytest.mark.parametrize("key_name", [None, "acme"])
+def test_an_agents_answer_is_tried_against_its_hints_whether_there_are_api_keys_or_not(key_name: str | None) -> None:
+    own = policy_of_key("policy", key_of_agent(key_name, "ann"))
+    held = HintMemory()
+    said = held.to_hold(replace(plan(), policy_id=own), [taught("a", "shorter", key_name)], now_ms=1)
+    for event in said:
+        held.learn(event)
+        held.note(step(Rehearsed(hint_id=event.hint_id, open_nats=0.0, gain_nats=5.0)))
+    sample = replace(answered("d", -1, key_name), policy_id=own)
+    assert [trial.hint_id for trial in held.to_try([sample])] == [event.hint_id for event in said]
+    assert held.to_try([replace(sample, policy_id="policy+bob")]) == []
 
 
 @pytest.mark.parametrize(
