@@ -473,10 +473,10 @@ LEFT JOIN LATERAL (
     ORDER BY h.source_offset LIMIT 1
 ) AS retired ON true;
 
--- The adapter of each API key that has one of its own: what it began with, how far it came, and what is served of it.
+-- The adapter of each API key or agent that has one of its own: what it began with, how far it came, and what is served of it.
 CREATE OR REPLACE VIEW adapters AS
 SELECT
-    split_part(p.policy_id, '+', 2) AS key_name,
+    substring(p.policy_id FROM position('+' IN p.policy_id) + 1) AS key_name,
     p.policy_id,
     min(p.policy_version) AS began_with,
     max(p.policy_version) AS newest_version,

@@ -55,7 +55,10 @@ def list_versions(context: typer.Context, key: Key = None, as_json: AsJson = Fal
 
 @policy.command("keys")
 def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
-    """Show the adapter of each API key: what it began with, how far it came, and what it was trained on."""
+    """Show each adapter but the shared one: whose it is, how far it came, and what it was trained on.
+
+    It is of an API key, of an agent that requests' metadata names, or of KEY+AGENT (policy.adapters).
+    """
     from clawstream.events import key_of_policy
     from clawstream.monitoring.policy import newest, versions
     from clawstream.stream import topics
@@ -76,7 +79,7 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("key", "began with", "newest version", "served", "updates", "samples", "mean reward")
+    table = Table("whose", "began with", "newest version", "served", "updates", "samples", "mean reward")
     for row_of_key in rows:
         table.add_row(*map(_shown, row_of_key.values()))
     layout.show(Console(), table)
@@ -86,14 +89,14 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
 def merge(
     context: typer.Context,
     at_least: Annotated[
-        int | None, typer.Option(min=2, help="Of so many keys; by default of more than half of those with an adapter.")
+        int | None, typer.Option(min=2, help="In so many of the other adapters; by default in more than half.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Have the policy that all share learn what most keys were taught: the hints that they hold alike.
+    """Have the policy that all share learn what most other adapters were taught: the hints that they hold alike.
 
     The trainer has that policy answer the hints' prompts, and takes steps on the answers, each past the gate, until it
-    follows them. New keys begin with it; keys that have an adapter keep their own.
+    follows them. New adapters begin with it; those that are there stay as they are.
     """
     settings = _settings(context, None)
     if not (settings.training.rehearsed_share or settings.training.corrects):
@@ -120,8 +123,8 @@ def merge(
         held = [[merged_into(one, version, at_ms) for one in prompts] for prompts in found]
         if not held:
             raise OperatorError(
-                f"no hint is held under {least} of {len(keys)} keys. Nothing was merged. See `clawstream policy keys`, "
-                "and `clawstream hints list --key NAME`; --at-least takes fewer"
+                f"no hint is held in {least} of {len(keys)} adapters. Nothing was merged. See `clawstream policy "
+                "keys`, and `clawstream hints list --key NAME`; --at-least takes fewer"
             )
         await log.append([one for prompts in held for one in prompts])
         return len(keys), held
@@ -132,7 +135,8 @@ def merge(
         return
     for prompts in merged:
         typer.echo(f"merged: {harmless(prompts[0].hint)}")
-    typer.echo(f"of {num_keys} keys. `clawstream hints list` shows how far the shared policy is from following them")
+    told = "`clawstream hints list` shows how far the shared policy is from following them"
+    typer.echo(f"of {num_keys} adapters. {told}")
 
 
 @policy.command()

@@ -28,7 +28,7 @@ T = TypeVar("T")
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Key = Annotated[
     str | None,
-    typer.Option(help="The API key whose adapter is meant (policy.adapters = 'by_key'); none: what all share."),
+    typer.Option(help="Whose adapter is meant, as `clawstream policy keys` lists them; none: what all share."),
 ]
 EVERY_S = 10.0
 _MOST_KNOWN = 1000  # different log lines; lines of one template count as one
@@ -102,7 +102,7 @@ class Context:
         return settings.of_policy(policy_of(settings.data_dir) or settings.policy.id)
 
     def settings_of_key(self, key: str | None) -> Settings:
-        """Read the settings as `settings_of_what_ran` does, for the adapter of this API key; None: what all share."""
+        """Read the settings as `settings_of_what_ran` does, for the adapter of this key; None: what all share."""
         settings = self.settings_of_what_ran()
         return settings.of_policy(policy_of_key(settings.policy.id, key))
 

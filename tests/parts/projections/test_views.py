@@ -365,9 +365,14 @@ def test_the_adapters_of_keys_are_told_apart_from_the_shared_policy(emptied: Eng
 
     taken = [replace(step(number), policy_id="policy+ann", num_samples=10 + number) for number in (4, 5)]
     served = logs.example(PolicyActivated, policy_id="policy+ann", policy_version=4)
-    versions = [published("policy", 3), *(published("policy+ann", n) for n in (3, 4, 5)), published("policy+bob", 0)]
+    versions = [
+        published("policy", 3),
+        *(published("policy+ann", n) for n in (3, 4, 5)),
+        published("policy+acme+ann", 0),
+    ]
     write_all(emptied, logs.records([*versions, *taken, served]))
-    ann, other = _rows(emptied, "SELECT * FROM adapters ORDER BY policy_id")
+    other, ann = _rows(emptied, "SELECT * FROM adapters ORDER BY began_with")
+    assert (other["key_name"], other["policy_id"]) == ("acme+ann", "policy+acme+ann")
     assert (ann["key_name"], ann["policy_id"], ann["began_with"]) == ("ann", "policy+ann", 3)
     assert (ann["newest_version"], ann["served_version"], ann["num_updates"], ann["num_samples"]) == (5, 4, 2, 29)
     assert (other["began_with"], other["served_version"], other["num_updates"], other["num_samples"]) == (0, None, 0, 0)
