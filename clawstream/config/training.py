@@ -141,9 +141,9 @@ class TrainingSettings(Section):
     )
     teacher: Address | None = Field(
         None,
-        pattern=r"^(contrast|reference|ema|current|https?://\S+)$",
+        pattern=r"^(contrast|reference|https?://\S+)$",
         description="who says, with the hint in its prompt, how an answer should have been: the base (contrast: less "
-        "what it says without), the policy's moving average, the policy, or the engine at http://HOST:PORT; none: "
+        "what it says without; reference: less what the policy says), or the engine at http://HOST:PORT; none: "
         "contrast or reference",
     )
     hint_choice: Literal["longest", "fall", "overlap"] = Field(

@@ -23,7 +23,7 @@ from tests.bench.people import People
 from tests.bench.report import report
 
 Method = Literal["combined", "binary", "opd", "topk"]
-Teacher = Literal["contrast", "reference", "ema", "current"]
+Teacher = Literal["contrast", "reference"]
 Scenario = Literal["all", "blocks", "unrelated"]
 SCORED_WITH = 99
 
@@ -39,7 +39,7 @@ def sketch(
     learning_rate: Annotated[float, typer.Option(help="Of the first updates.")] = 1.5e-3,
     lora_rank: Annotated[int, typer.Option(help="0: all weights are trained.")] = 16,
     base: Annotated[str, typer.Option(help="standard or hard.")] = "standard",
-    teacher: Annotated[str | None, typer.Option(help="contrast, reference, ema or current.")] = None,
+    teacher: Annotated[str | None, typer.Option(help="contrast or reference.")] = None,
     w_topk: Annotated[float, typer.Option(help="Of combined: of the teacher's whole distribution.")] = 1.0,
     flip_after: Annotated[int | None, typer.Option(help="Updates: then each wants what another wanted.")] = None,
     score_every: Annotated[int | None, typer.Option(help="Updates; none: half of all.")] = None,

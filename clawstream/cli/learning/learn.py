@@ -53,8 +53,6 @@ class LearnTeacher(StrEnum):
     USUAL = "usual"  # the default of the method
     CONTRAST = "contrast"  # the base with the hint, compared with the base without it
     REFERENCE = "reference"  # the base
-    EMA = "ema"  # the policy's moving average
-    CURRENT = "current"  # the policy itself
 
 
 class LearnMethod(StrEnum):
@@ -134,7 +132,7 @@ def learn(
         typer.Option("--hurry", help="People go on while weights are trained, so samples are older than the policy."),
     ] = False,
     teachers: Annotated[
-        str, typer.Option(help="Teachers of hints: usual, contrast, reference, ema, current, with commas; each is run.")
+        str, typer.Option(help="Teachers of hints: usual, contrast, reference, with commas; each is run.")
     ] = "usual",
     hint_choices: Annotated[
         str,

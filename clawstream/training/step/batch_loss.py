@@ -132,14 +132,13 @@ class BatchLoss:
         self,
         samples: Sequence[SampleAssembled],
         *,
-        teacher: Weights | None,
         reference: Weights,
         moves: bool,
         advantages: Sequence[float] | None = None,
         tool_baseline: float = 0.0,
         judges: JudgeAccuracy | None = None,
     ) -> Scored:
-        """Return the scores that the loss needs; `teacher` None: the current weights.
+        """Return the scores that the loss needs; `reference` is the teacher, too, unless an engine is.
 
         `moves` says that there are several optimizer's steps, so that the weights change between them.
         """
@@ -157,18 +156,17 @@ class BatchLoss:
             students = {i: _floats(samples[i].student_logprobs or ()) for i in chosen}
             answers = model.score(leashed, weights=reference, budget_tokens=budget)
         else:
-            at_once = teacher is reference  # one pass: prompts with and without the hint share their beginning
-            own, tops_asked = self._taught([*questions, *leashed] if at_once else questions, teacher)
+            own, tops_asked = self._taught([*questions, *leashed], reference)  # prompts share their beginning
             hinted = dict(zip(chosen, own, strict=False))
             tops = dict(zip(chosen, tops_asked, strict=False))
-            answers = own[len(chosen) :] if at_once else model.score(leashed, weights=reference, budget_tokens=budget)
+            answers = own[len(chosen) :]
             if self._contrasts:
                 unhinted = [plain[i] for i in chosen]
                 # Every process scores or none does, whether or not its share has hints.
-                is_scored = self.objective.kl > 0 and teacher is reference
-                scores = [answers[i] for i in chosen if is_scored]
-                if not is_scored:
-                    scores = model.score(unhinted, weights=teacher, budget_tokens=budget)
+                if self.objective.kl > 0:
+                    scores = [answers[i] for i in chosen]
+                else:
+                    scores = model.score(unhinted, weights=reference, budget_tokens=budget)
                 students = dict(zip(chosen, scores, strict=True))
         return Scored(
             samples=samples,
@@ -176,7 +174,7 @@ class BatchLoss:
             hinted=hinted,
             students=students,
             tops=tops,
-            supports=self._supports(chosen, [plain[i] for i in chosen], questions, teacher),
+            supports=self._supports(chosen, [plain[i] for i in chosen], questions, reference),
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
             reference=answers if self.objective.kl > 0 else None,
             advantages=advantages,
@@ -185,7 +183,7 @@ class BatchLoss:
         )
 
     def _supports(
-        self, chosen: Sequence[int], unhinted: list[Suffix], questions: list[Suffix], teacher: Weights | None
+        self, chosen: Sequence[int], unhinted: list[Suffix], questions: list[Suffix], teacher: Weights
     ) -> dict[int, Support]:
         """Return the policy's likeliest tokens at each place of the chosen answers; empty unless these are trained."""
         if not self._by_support:
@@ -201,7 +199,7 @@ class BatchLoss:
             for i, ids_TS, old_TS, told_TS, student_TS in zip(chosen, ids, old, told, students, strict=True)
         }
 
-    def _taught(self, suffixes: list[Suffix], teacher: Weights | None) -> tuple[list[Tensor], list[Top]]:
+    def _taught(self, suffixes: list[Suffix], teacher: Weights) -> tuple[list[Tensor], list[Top]]:
         """Return the teacher's log-probs [T] of each answer, and its likeliest tokens there, if they are needed."""
         if self._top_tokens is None:
             return self._model.score(suffixes, weights=teacher, budget_tokens=self._budget_tokens), []
@@ -341,9 +339,9 @@ def _padded(rows: Sequence[Tensor], *, like_BT: Tensor) -> Tensor:
 
 def choose_hints(
     model: Model, samples: Sequence[SampleAssembled], *, rule: Literal["fall", "overlap"],
-    teacher: Weights | None, budget_tokens: int,
+    teacher: Weights, budget_tokens: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return for each sample the number of the offer to train on; `teacher` None: the current weights.
+    """Return for each sample the number of the offer to train on.
 
     All processes call it together, and get the same.
     """
@@ -358,9 +356,7 @@ def choose_hints(
     return tuple((own | model.together(best)).values())
 
 
-def _falls(
-    model: Model, samples: Sequence[SampleAssembled], teacher: Weights | None, budget_tokens: int
-) -> list[list[float]]:
+def _falls(model: Model, samples: Sequence[SampleAssembled], teacher: Weights, budget_tokens: int) -> list[list[float]]:
     """Return, for each offer of each sample, how unlikely the teacher finds the tokens that are trained on, in nats."""
     scores = iter(model.score(_questions(samples), weights=teacher, budget_tokens=budget_tokens))
     found = []
@@ -372,7 +368,7 @@ def _falls(
 
 
 def _overlaps(
-    model: Model, samples: Sequence[SampleAssembled], teacher: Weights | None, budget_tokens: int
+    model: Model, samples: Sequence[SampleAssembled], teacher: Weights, budget_tokens: int
 ) -> list[list[float]]:
     """Return, for each offer of each sample, how many of the policy's likeliest tokens are among the teacher's."""
     plain = [Suffix(sample.prompt_ids, sample.response_ids, sample.temperature) for sample in samples]

@@ -23,7 +23,7 @@ from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
 from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gating import Gate, refused
-from clawstream.training.model import Model, Weights
+from clawstream.training.model import Model
 from clawstream.training.step.batch_loss import BatchLoss, Gaps, Scored, choose_hints
 from clawstream.training.step.carried import Carried
 from clawstream.training.step.losses import LossFigures, LossSums, Suffix, figures
@@ -35,7 +35,6 @@ BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.1  # of AdamW, for matrices alone
 MAX_GRAD_NORM = 1.0  # longer gradients are clipped to this, so that one odd batch moves the policy no further
 CORRECTION_KL_NATS = 0.05  # a token; half of what the gate lets a step move the policy
-EMA_DECAY = 0.99  # the share of the teacher's moving average that stays at each step; half is new after 69 steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,6 @@ class Trainer:
     """A policy being trained: its model, the weights that it started from, and its optimizer."""
 
     # The state that carries over from version to version, beside the weights and the optimizer's moments.
-    _ema: dict[str, Tensor] | None
     _carried: Carried
 
     def __init__(
@@ -115,7 +113,6 @@ class Trainer:
         with refused() if gated else nullcontext():
             taken = self._take(settings.epochs if samples else 0, scored, version=version, rate=rate, gate=gate)
             if taken.grad_norms:
-                self._let_ema_follow()
                 changed_share = model.changed_share(before)
                 if rate > 0:
                     self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
@@ -148,9 +145,8 @@ class Trainer:
         self, samples: Sequence[SampleAssembled], mine: Sequence[int], scored: Scored
     ) -> tuple[Rehearsed, ...]:
         """Return how open the hints of the batch's rehearsals were, in the order of its samples."""
-        by_base = self._settings.taught_by in ("contrast", "reference")
         here = {
-            number: (scored.open_nats(i), scored.gain_nats(i) if by_base else None)
+            number: (scored.open_nats(i), scored.gain_nats(i))
             for i, number in enumerate(mine)
             if samples[number].hint_id is not None
         }
@@ -186,8 +182,7 @@ class Trainer:
     ) -> Scored:
         """Return the scores of this process' samples by the policy before the step, its teacher and its reference."""
         return self._loss.score(
-            [samples[i] for i in mine],
-            teacher=self._teacher, reference=self._reference, moves=self._settings.epochs > 1,
+            [samples[i] for i in mine], reference=self._reference, moves=self._settings.epochs > 1,
             advantages=None if advantages is None else [advantages[i] for i in mine],
             tool_baseline=0.0 if self._settings.as_published else self._carried.tool_calls.baseline,
             judges=None if self._settings.as_published else self._carried.judges,
@@ -198,13 +193,7 @@ class Trainer:
         rule, budget = self._settings.hint_choice, self._settings.micro_batch_tokens
         if rule == "longest":
             return (0,) * len(samples)
-        return choose_hints(self._model, samples, rule=rule, teacher=self._teacher, budget_tokens=budget)
-
-    @property
-    def _teacher(self) -> Weights | None:
-        """The weights of the teacher of hints; None: the current ones."""
-        by_name = {"contrast": self._reference, "reference": self._reference, "ema": self._ema}
-        return by_name.get(self._settings.taught_by)
+        return choose_hints(self._model, samples, rule=rule, teacher=self._reference, budget_tokens=budget)
 
     def _take(self, num_steps: int, scored: Scored, *, version: int, rate: float, gate: Gate | None) -> _Taken:
         """Take the optimizer's steps, each on all samples; a step without a token to train on is skipped.
@@ -238,8 +227,6 @@ class Trainer:
         self._model.save_moments(state, moments)
         if self._model.rounds:
             self._model.save_state(state, "masters", {"": dict(self._model.trained)})
-        if self._ema is not None:
-            self._model.save_state(state, "ema", {"": self._ema})
         if not self._model.leads:
             return
         facts = {"base_sha256": self._base_sha256} | self._carried.plain()
@@ -274,20 +261,10 @@ class Trainer:
         for kind, values in self._model.load_moments(state).items():
             for name, value in values.items():
                 self._optimizer.state[self._model.moved[name]][kind] = value
-        if self._ema is not None:
-            self._ema = self._saved_ema(state)
 
     def _begin(self) -> None:
         """Set the carried state to that of the policy's start; the weights are those of the start already."""
-        self._ema = self._model.copy() if self._settings.taught_by == "ema" else None
         self._carried = Carried()
-
-    def _saved_ema(self, state: Path) -> dict[str, Tensor]:
-        saved = self._model.load_state(state, "ema")
-        if saved is not None:
-            return saved[""]
-        log.warning("ema_starts_here folder=%s reason=the checkpoint was made with another teacher", state)
-        return self._model.copy()
 
     def _learning_rate(self, version: int, rewards: Sequence[float], *, counts: bool) -> float:
         before = self._carried.schedule
@@ -366,11 +343,6 @@ class Trainer:
                 f"in {self._model.published_dtype} the step is too small to be seen. Nothing is published. "
                 "Start a policy with an id of its own from the version before, with a higher training.learning_rate."
             )
-
-    def _let_ema_follow(self) -> None:
-        if self._ema is not None:
-            for name, parameter in self._model.trained.items():
-                self._ema[name].lerp_(parameter.detach(), 1 - EMA_DECAY)
 
 
 def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:

@@ -29,7 +29,10 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
         (["--controls", "none"], "--controls none: 'none' is not a valid Control"),
         (["--updates", "16", "--score-at", "17"], "--score-at 17: there are 16 updates"),
         (["--teachers", "wise"], "--teachers wise: 'wise' is not a valid LearnTeacher"),
-        (["--teachers", "ema", "--methods", "binary"], "--teachers ema: hints teach nothing with --methods binary"),
+        (
+            ["--teachers", "reference", "--methods", "binary"],
+            "--teachers reference: hints teach nothing with --methods binary",
+        ),
         (["--flip-after", "16"], "--flip-after 16: there are 16 updates. Nothing was run"),
         (
             ["--flip-after", "8", "--scenario", "student"],
@@ -215,13 +218,13 @@ def test_what_held_is_counted_by_method_and_teacher_and_of_failed_runs_nothing_d
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     scores = {16: 0.7, 24: 0.72}
-    rows = [long_row(scores), failed(seed=1), long_row(scores, teacher="ema"), failed("opd")]
+    rows = [long_row(scores), failed(seed=1), long_row(scores, teacher="reference"), failed("opd")]
 
     show(tables(rows, REFERENCE))
 
     said = " ".join(capsys.readouterr().out.replace("│", " ").replace("┃", " ").split())
     assert "combined, runs (1 failed) 1 of 2 1 of 2" in said
-    assert "combined, ema teacher, runs 1 of 1 1 of 1" in said
+    assert "combined, reference teacher, runs 1 of 1 1 of 1" in said
     assert "opd, runs (1 failed) 0 of 1 0 of 1" in said
 
 
@@ -233,7 +236,10 @@ def test_what_nobody_knows_yet_is_not_counted_as_held_or_as_not(capsys: pytest.C
 
 def test_a_picture_of_a_flip_is_drawn_in_two_pieces(tmp_path: Path) -> None:
     scores = {16: 0.7, 32: 0.7, 40: 0.2, 56: 0.4}
-    rows = [long_row(scores, flip_after=32, at_flip=0.05), long_row(scores, teacher="ema", flip_after=32, at_flip=0.1)]
+    rows = [
+        long_row(scores, flip_after=32, at_flip=0.05),
+        long_row(scores, teacher="reference", flip_after=32, at_flip=0.1),
+    ]
     (first, _) = curves(rows)
 
     before, after = _pieces(first)

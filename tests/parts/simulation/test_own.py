@@ -66,8 +66,8 @@ def test_the_run_s_plan_is_kept_and_all_other_parts_are_the_person_s(tmp_path: P
 
 
 def test_what_a_method_has_no_use_for_does_not_keep_it_from_being_run(tmp_path: Path) -> None:
-    own = own_of(OWN.replace("[training]", '[training]\nteacher = "ema"'), tmp_path)
-    assert settings_of(tmp_path, own, "opd").training.teacher == "ema"
+    own = own_of(OWN.replace("[training]", '[training]\nteacher = "contrast"'), tmp_path)
+    assert settings_of(tmp_path, own, "opd").training.teacher == "contrast"
     assert settings_of(tmp_path, own, "binary").training.teacher is None
 
 

@@ -53,7 +53,7 @@ def test_a_score_is_taken_at_the_update_that_was_asked_for_though_one_was_passed
 def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path: Path) -> None:
     plan = replace(PLAN, folder=tmp_path)
 
-    assert _settings(replace(plan, training={"teacher": "ema"}), 1234).training.teacher == "ema"
+    assert _settings(replace(plan, training={"teacher": "reference"}), 1234).training.teacher == "reference"
     assert _settings(plan, 1234).training.teacher is None
     assert _settings(plan, 1234).training.keep_checkpoints == 89  # all of them: which are scored is not known here
 

@@ -39,7 +39,7 @@ class Rig:
             kafka=KafkaSettings(bootstrap=bootstrap, prefix=prefix),
             engine=EngineSettings(model_path=base),
             policy=PolicySettings(id="policy"),
-            training=TrainingSettings(batch_samples=BATCH, learning_rate=1e-3, keep_checkpoints=1000, teacher="ema"),
+            training=TrainingSettings(batch_samples=BATCH, learning_rate=1e-3, keep_checkpoints=1000),
         )
         self.policy = settings.checkpoints_dir
         self.config.write_text(dump(settings))

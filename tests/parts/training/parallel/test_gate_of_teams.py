@@ -133,7 +133,7 @@ def test_of_a_rejected_step_nothing_is_left_and_the_processes_go_on(
     ending: Path, two: Processes, teams: Teams, tmp_path: Path, changes: dict[str, object]
 ) -> None:
     """The policy's first step, and one that has a parent."""
-    settings = settings_of(changes | {"teacher": "ema"})
+    settings = settings_of(changes)
     pids = two.pids
     team = teams(ending, settings)
     parent = None

@@ -45,7 +45,7 @@ CUTS = [
 METHODS: list[dict[str, object]] = [
     {"method": "combined"},
     {"method": "binary"},
-    {"method": "opd", "teacher": "ema"},
+    {"method": "opd"},
     {"method": "topk"},
     {"method": "stepwise"},
     {"method": "combined", "epochs": 2},
@@ -76,7 +76,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def state(folder: Path) -> dict[str, torch.Tensor]:
     """What a trainer goes on from, beside those."""
-    stems = ("optimizer", "masters", "ema")
+    stems = ("optimizer", "masters")
     return {f"{stem}/{name}": read() for stem in stems for name, read in stored(folder / STATE_FOLDER, stem)}
 
 
@@ -169,8 +169,8 @@ def test_shares_leave_a_process_without_samples_and_the_step_is_the_same(
 def test_any_trainer_goes_on_from_what_any_other_wrote(
     bfloat16_base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object], lora_rank: int | None
 ) -> None:
-    """Rounded weights, float32 masters, moments and the teacher that follows: two processes, then one, and back."""
-    both: dict[str, object] = {"teacher": "ema", "lora_rank": lora_rank}
+    """Rounded weights, float32 masters and moments: two processes, then one, and back."""
+    both: dict[str, object] = {"lora_rank": lora_rank}
     first = Trainer(bfloat16_base, settings_of(both))
     step(first, tmp_path / "one", MIXED, 1)
     team = teams(bfloat16_base, settings_of(both | cut))
@@ -251,7 +251,7 @@ def test_a_killed_process_is_named_and_a_resumed_run_has_the_same_numbers(
 def test_trainers_that_went_on_and_that_were_started_again_write_the_same_bytes(
     bfloat16_base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object]
 ) -> None:
-    settings = settings_of(cut | {"teacher": "ema"})
+    settings = settings_of(cut)
     team = teams(bfloat16_base, settings)
     for version in (1, 2):
         step(team, tmp_path / f"went-on-{version}", MIXED, version)

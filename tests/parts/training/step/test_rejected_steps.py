@@ -106,20 +106,19 @@ async def test_weights_optimizer_and_all_that_goes_with_them_are_as_if_the_rejec
         return norm
 
     monkeypatch.setattr(Trainer, "_step", spoiling)
-    training = {"teacher": "ema"}
     log = await log_of(EARLIER, batch("b", [1, -1]), LATER)
-    events = await trained_until(log, chosen(base, tmp_path, **training), 3)
+    events = await trained_until(log, chosen(base, tmp_path), 3)
     first, _, third = of(events, BatchPlanned)
     assert "not finite" in of(events, StepRejected)[0].reason
 
-    trainer = Trainer(base, chosen(base, tmp_path, **training).training)
+    trainer = Trainer(base, chosen(base, tmp_path).training)
     trainer.update(EARLIER, version=1, seed=first.seed)
     trainer.update(LATER, version=3, seed=third.seed)
     (tmp_path / "without").mkdir()
     trainer.save(tmp_path / "without")
 
     published = Path(of(events, PolicyPublished)[-1].path)
-    for file in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/ema.safetensors"):
+    for file in ("model.safetensors", "trainer/optimizer.safetensors"):
         found, expected = load_file(published / file), load_file(tmp_path / "without" / file)
         assert found.keys() == expected.keys()
         assert all(found[name].equal(expected[name]) for name in found), file
@@ -140,7 +139,7 @@ async def test_a_trainer_whose_step_was_rejected_is_put_back_to_the_start_and_us
         return norm
 
     monkeypatch.setattr(Trainer, "_step", spoiling)
-    training = {"teacher": "ema", "gradient_checkpointing": gradient_checkpointing}
+    training = {"gradient_checkpointing": gradient_checkpointing}
     log = await log_of(batch("b", [1, -1]), LATER)
     events = await trained_until(log, chosen(base, tmp_path, **training), 2)
     assert [event.policy_version for event in of(events, StepRejected)] == [1]
@@ -151,7 +150,7 @@ async def test_a_trainer_whose_step_was_rejected_is_put_back_to_the_start_and_us
     (tmp_path / "without").mkdir()
     trainer.save(tmp_path / "without")
     published = Path(of(events, PolicyPublished)[-1].path)
-    for file in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/ema.safetensors", "trainer/state.json"):
+    for file in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"):
         assert (published / file).read_bytes() == (tmp_path / "without" / file).read_bytes(), file
 
 

@@ -19,7 +19,7 @@ CELL = Cell(
 OTHER: dict[str, Any] = {
     "scenario": "student", "base": "hard", "base_sha": "b", "problems_sha": "b", "method": "binary", "seed": 4,
     "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "w_topk": 0.5,
-    "lora_rank": 8, "hurry": True, "score_at": (0, 16), "teacher": "ema", "flip_after": 8,
+    "lora_rank": 8, "hurry": True, "score_at": (0, 16), "teacher": "reference", "flip_after": 8,
     "votes_together": 0.5, "adapters": "by_key", "hint_choice": "fall", "wordy_hints": 0.5,
 }  # fmt: skip
 
@@ -98,12 +98,12 @@ def test_a_cell_that_was_run_before_there_were_teachers_and_flips_has_the_name_t
 
 
 def test_each_teacher_has_a_run_of_each_method_that_hints_teach() -> None:
-    cells = made(teachers=["usual", "ema", "current", "ema"], seeds=[0])
+    cells = made(teachers=["usual", "contrast", "reference", "contrast"], seeds=[0])
 
     assert [(cell.method, cell.teacher) for cell in cells] == [
-        ("binary", "usual"), ("opd", "usual"), ("opd", "ema"), ("opd", "current"),
+        ("binary", "usual"), ("opd", "usual"), ("opd", "contrast"), ("opd", "reference"),
     ]  # fmt: skip
-    assert [cell.arm for cell in cells] == ["binary", "opd", "opd, ema teacher", "opd, current teacher"]
+    assert [cell.arm for cell in cells] == ["binary", "opd", "opd, contrast teacher", "opd, reference teacher"]
 
 
 def test_each_choice_of_hints_has_a_run_of_each_method_that_hints_teach() -> None:

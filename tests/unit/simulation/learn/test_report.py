@@ -249,13 +249,13 @@ def test_scores_after_a_flip_are_shares_of_what_the_hint_is_worth_then() -> None
 
 
 def test_the_same_method_with_another_teacher_is_another_curve() -> None:
-    rows = [long_row({8: 0.3, 16: 0.6}), long_row({8: 0.3, 16: 0.9}, teacher="ema")]
+    rows = [long_row({8: 0.3, 16: 0.6}), long_row({8: 0.3, 16: 0.9}, teacher="reference")]
 
     assert [(curve.name, curve.points[-1].score.mean) for curve in curves(rows)] == [
-        ("combined", 0.6), ("combined, ema teacher", 0.9),
+        ("combined", 0.6), ("combined, reference teacher", 0.9),
     ]  # fmt: skip
     assert [(gain.method, gain.over, gain.update) for gain in gains(rows)] == [
-        ("combined, ema teacher", "combined", 8), ("combined, ema teacher", "combined", 16),
+        ("combined, reference teacher", "combined", 8), ("combined, reference teacher", "combined", 16),
     ]  # fmt: skip
 
 
