@@ -4,7 +4,8 @@ In an attempt the policy is asked and its calls are made, until it answers witho
 whether the number is right, and only once the attempt is over. The attempts at one task are a group, and each attempt
 is a session. After an attempt its outcome is sent, as feedback on its last answer, then the session's end. A failed
 request ends an attempt, which then has no outcome. Run as `python -m clawstream.simulation.agent --base-url URL/v1
---problems tasks.jsonl`; it prints the reports of student.py, and takes its commands except talk and flip.
+--problems tasks.jsonl`; it prints the reports of student.py, and takes its commands except talk and flip. With --score
+it tries held-out tasks once each, as side turns, and prints a score as scorer.py does.
 """
 
 import asyncio
@@ -24,12 +25,15 @@ import openai
 import typer
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
+from clawstream.simulation.marks import wilson
 from clawstream.simulation.policy.dialogues import with_hint
 from clawstream.simulation.policy.lessons import CALCULATOR
 from clawstream.simulation.problems import MAX_STEPS, ChainTask, UnusableExpression, calculate, tasks
+from clawstream.simulation.scorer import print_score, seed_of
 from clawstream.simulation.student import RequestReport, StudentPool, run, say
 
 MAX_TOKENS = 48  # of an answer; a call takes 20 at most
+TRIED_AT_ONCE, SCORED_AT_ONCE = 4, 32  # attempts
 _NUMBER = re.compile(r"-?[0-9]+")
 _VERSION_HEADER = "x-policy-version"
 
@@ -181,6 +185,29 @@ def attempts(asked: Sequence[ChainTask], *, run_name: str, size: int) -> Iterato
         yield from itertools.repeat(Attempt(task=asked[number % len(asked)], group=group, size=size), size)
 
 
+async def score(
+    agent: Agent, asked: list[ChainTask], *, seed: int, hinted: bool, concurrency: int
+) -> dict[str, object]:
+    """Return the share of right attempts, its 95 % interval, and which versions answered."""
+    slots, name, answers = asyncio.Semaphore(concurrency), uuid.uuid4().hex[:8], list[PolicyAnswer]()
+
+    async def tried(number: int, task: ChainTask) -> bool:
+        headers = {"X-Turn-Type": "side", "X-Session-Id": f"scorer-{name}-{number:03d}"}
+        async with slots:
+            ended = await agent.attempt(
+                task, headers, answers.append, hinted=hinted, seed=lambda step: seed_of(seed, task.question, step)
+            )
+        return ended.right
+
+    async with asyncio.TaskGroup() as group:
+        attempts = [group.create_task(tried(number, task)) for number, task in enumerate(asked)]
+    num_right = sum(attempt.result() for attempt in attempts)
+    low, high = wilson(num_right, len(asked))
+    versions = sorted({answer.version for answer in answers if answer.version is not None})
+    found: dict[str, object] = {"score": num_right / len(asked), "ci95_low": low, "ci95_high": high}
+    return found | {"n": len(asked), "right": num_right, "policy_versions": versions}
+
+
 def _report(
     session: str, *, started_at_s: float, total_ms: float, first_answer: bool = False, num_tokens: int = 0,
     error: str | None = None,
@@ -199,8 +226,11 @@ def main(
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
     attempts_each: Annotated[int, typer.Option("--attempts", help="at each task: a group", min=1)] = 4,
-    concurrency: Annotated[int, typer.Option(help="attempts at once", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="of the tasks' order")] = 0,
+    score_only: Annotated[bool, typer.Option("--score", help="try each task once, and print the share")] = False,
+    hinted: Annotated[bool, typer.Option(help="of a score: with the hint in each prompt: the ceiling")] = False,
+    temperature: Annotated[float | None, typer.Option(help="of a score; none: the gateway's", min=0, max=2)] = None,
+    concurrency: Annotated[int | None, typer.Option(help="attempts at once: 4, for a score 32", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="of the tasks' order; of a score, of the sampling")] = 0,
     wait: Annotated[bool, typer.Option("--wait", help="start no attempt before stdin says go")] = False,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
 ) -> None:
@@ -210,13 +240,22 @@ def main(
     except ValueError as error:
         print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
         raise typer.Exit(2) from error
+    if score_only:
+        print_score(
+            lambda client: score(
+                Agent(client, model, temperature=temperature), asked, seed=seed, hinted=hinted,
+                concurrency=concurrency or SCORED_AT_ONCE,
+            ),
+            base_url=base_url, api_key=api_key, timeout_s=timeout_s,
+        )  # fmt: skip
+        return
     random.Random(seed).shuffle(asked)
     plan = attempts(asked, run_name=f"task-{seed}-{uuid.uuid4().hex[:8]}", size=attempts_each)
 
     async def work() -> None:
         async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
             classroom = StudentPool(AgentClient(client, model), plan, seed=seed, num_sessions=None, waits=wait)
-            await run(classroom, concurrency, until_closed=True)
+            await run(classroom, concurrency or TRIED_AT_ONCE, until_closed=True)
 
     asyncio.run(work())
 

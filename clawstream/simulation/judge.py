@@ -10,6 +10,8 @@ import sys
 import time
 import uuid
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import orjson
@@ -22,10 +24,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from clawstream.inference.http_borders import OriginGuard
-from clawstream.simulation.opinions import HABITS, Control, Replies, SimulatedJudge, StepJudge, controlled
+from clawstream.simulation.everyday.listener import LISTENERS
+from clawstream.simulation.opinions import HABITS, Control, Listener, Replies, SimulatedJudge, StepJudge, controlled
 
 MODEL = "simulated-judge"
 STEPS = "tools"  # the scenario in which agents' steps are judged, not what people say
+_PEOPLE: Mapping[str, Listener] = MappingProxyType({**HABITS, **LISTENERS})  # by scenario
 
 
 class UnusableRequest(ValueError):
@@ -121,20 +125,21 @@ def main(
     wordy_share: Annotated[float, typer.Option(help="share of hints that are wordy", min=0, max=1)] = 0.0,
     seed: Annotated[int, typer.Option(help="of the wrong votes")] = 0,
     latency_ms: Annotated[float, typer.Option(help="before each reply", min=0)] = 0.0,
-    scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join((*HABITS, STEPS))}")] = "student",
+    scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join((*_PEOPLE, STEPS))}")] = "student",
     control: Annotated[Control | None, typer.Option(help="answer something else than the prompt's reaction")] = None,
 ) -> None:
     """Serve the simulated judge on 127.0.0.1 until a signal comes."""
-    if scenario not in (*HABITS, STEPS):
+    if scenario not in (*_PEOPLE, STEPS):
         print(
-            f"scenario {scenario!r}: expected one of {', '.join((*HABITS, STEPS))}. Nothing is served.", file=sys.stderr
+            f"scenario {scenario!r}: expected one of {', '.join((*_PEOPLE, STEPS))}. Nothing is served.",
+            file=sys.stderr,
         )
         raise typer.Exit(2)
     judge: Replies = (
         StepJudge(wrong_share=wrong_share, seed=seed)
         if scenario == STEPS
         else SimulatedJudge(
-            wrong_share=wrong_share, seed=seed, habits=HABITS[scenario], together_share=together_share,
+            wrong_share=wrong_share, seed=seed, listener=_PEOPLE[scenario], together_share=together_share,
             wordy_share=wordy_share,
         )
     )  # fmt: skip

@@ -1,6 +1,8 @@
 """Marks the answers that the simulation's scorer gets, and computes their share with its interval. Pure.
 
-An answer counts if its result is right and it has every part of the style that this person wants:
+Of everyday requests everyday/scorer.py says whether an answer is one, and as wished. Of sums the rule is:
+
+an answer counts if its result is right and it has every part of the style that this person wants:
 student   no markup and no labels, every step kept, the result last
 teacher   two headings or more, the question's numbers named, a friendly word, every step kept, the result last
 ta        the verdict before any number (of a sum: whether it carries), then every step, the result last; no markup
@@ -10,10 +12,14 @@ ta        the verdict before any number (of a sum: whether it carries), then eve
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from clawstream.simulation.everyday.material import GeneralQuestion
+from clawstream.simulation.everyday.scorer import WISH_IDS, holds, is_answer
+
+HINT_MARKER = "[user's hint / instruction]"
 _Z95 = 1.959963984540054
 _MARKUP = ("#", "*", "`", "_")
 _LISTED = re.compile(r"^\s*(?:-|\d+[.)])\s", re.MULTILINE)
@@ -41,11 +47,49 @@ class HeldOutQuestion:
         """The person whose style is wanted."""
         return self.wants or self.persona
 
+    def messages(self, *, hinted: bool) -> list[dict[str, str]]:
+        """Return the messages of the request, with the hint where the trainer's teacher reads it."""
+        return [{"role": "user", "content": _with_hint(self.prompt, self.hint) if hinted else self.prompt}]
+
+    def mark(self, answer: str, *, finished: bool, hinted: bool) -> "AnswerMark":
+        """Return the marks of an answer."""
+        del finished, hinted
+        return mark(self, answer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EverydayQuestion:
+    """One everyday request, as one person asks it."""
+
+    persona: str
+    system: str
+    question: str
+    wish: str
+    hint: str  # says what the wish is
+
+    def messages(self, *, hinted: bool) -> list[dict[str, str]]:
+        """Return the messages of the request, with the hint where the trainer's teacher reads it."""
+        asked = _with_hint(self.question, self.hint) if hinted else self.question
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": asked}]
+
+    def mark(self, answer: str, *, finished: bool, hinted: bool) -> "AnswerMark":
+        """Return the marks of an answer, which the model `finished` or not; right is what answers the request."""
+        hint = f"{HINT_MARKER}\n{self.hint}" if hinted else None
+        right = is_answer(answer, self.question, wish=self.wish, finished=finished, hint=hint)
+        return AnswerMark(right=right, styled=holds(self.wish, answer))
+
+
+ScoredQuestion = HeldOutQuestion | EverydayQuestion
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMark:
     right: bool
     styled: bool
+
+
+def _with_hint(prompt: str, hint: str) -> str:
+    return f"{prompt}\n\n{HINT_MARKER}\n{hint}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +122,25 @@ def questions(text: str) -> list[HeldOutQuestion]:
     return found
 
 
+def everyday_questions(text: str) -> list[EverydayQuestion]:
+    """Return the requests of a file with one JSON object a line; raises ValueError for any other, and for none."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            question = EverydayQuestion(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"line {number} is {line!r}, expected an object with persona, system, question, wish and hint; write "
+                "the file again"
+            ) from error
+        if question.wish not in WISH_IDS:
+            raise ValueError(f"line {number} has the wish {question.wish!r}, expected one of {', '.join(WISH_IDS)}")
+        found.append(question)
+    if not found:
+        raise ValueError("found no line, expected at least one request; write the file again")
+    return found
+
+
 def mark(question: HeldOutQuestion, answer: str) -> AnswerMark:
     """Return the marks of `answer`; its result is the last number, or the first where the result is the verdict."""
     asked = _SUM.fullmatch(question.question)
@@ -90,7 +153,13 @@ def mark(question: HeldOutQuestion, answer: str) -> AnswerMark:
     return AnswerMark(right=right, styled=_STYLED[question.wish](question, answer) and _has_steps(question, answer))
 
 
-def by_persona(asked: list[HeldOutQuestion], marks: list[AnswerMark]) -> dict[str, float]:
+def knows(answer: str, wanted: GeneralQuestion) -> bool:
+    """Whether the answer has one of the wanted ones, as whole words."""
+    said = answer.lower()
+    return any(re.search(rf"(?<!\w){re.escape(one.lower())}(?!\w)", said) for one in wanted.answers)
+
+
+def by_persona(asked: Sequence[ScoredQuestion], marks: list[AnswerMark]) -> dict[str, float]:
     """Return each person's share of answers that are right and styled."""
     good: dict[str, list[bool]] = {}
     for question, given in zip(asked, marks, strict=True):

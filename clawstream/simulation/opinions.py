@@ -104,12 +104,52 @@ class Reaction(StrEnum):
     UNCLEAR = "says neither"
 
 
+class Listener(Protocol):
+    """What a judge understands of the words that a person said next, which are given in small letters."""
+
+    @property
+    def inventions(self) -> Sequence[str]:
+        """The hints of a wrong vote, where there was nothing to suggest."""
+        ...
+
+    def reaction(self, said: str) -> Reaction:
+        """Return how the words read."""
+        ...
+
+    def hints(self, said: str) -> Sequence[str]:
+        """Return the hints to draw from; empty where there is nothing to suggest."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Habits:
-    """What a judge suggests where no wish is named."""
+    """Understands people who ask sums, and has suggestions of its own where no wish is named."""
 
     corrections: Sequence[str]  # for a person who wants the number corrected
-    inventions: Sequence[str]  # for a wrong vote, where there is nothing to suggest
+    inventions: Sequence[str]
+
+    def reaction(self, said: str) -> Reaction:
+        """Return how the words read; UNCLEAR where there are none."""
+        if other_hint(said) is not None:
+            return Reaction.ADDS
+        if _wish(said) is not None:
+            return Reaction.WANTS_STYLE
+        if _has(said, _ABOUT_SOMETHING):
+            return Reaction.DISPLEASED
+        if _has(said, _ABOUT_NUMBER):
+            return Reaction.WANTS_CORRECTION
+        return Reaction.PLEASED if _has(said, _PRAISE) else Reaction.UNCLEAR
+
+    def hints(self, said: str) -> Sequence[str]:
+        """Return the hints that the words give reason to."""
+        match self.reaction(said):
+            case Reaction.WANTS_CORRECTION:
+                return self.corrections
+            case Reaction.ADDS:
+                other = other_hint(said)
+                return () if other is None else (other,)
+        wish = _wish(said)
+        return () if wish is None else HINTS[wish]
 
 
 _OF_STUDENT = Habits(corrections=(f"{_CHECK}; plain words, all steps kept.",), inventions=HINTS[Wish.PLAIN])
@@ -123,36 +163,27 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
 class SimulatedJudge:
     wrong_share: float
     seed: int
-    habits: Habits = HABITS["student"]
+    listener: Listener = HABITS["student"]
     together_share: float = 0.0  # of turns: those on which all votes are wrong, or none
     wordy_share: float = 0.0  # of hints: those that begin with the complaint, or with what nobody asked for
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
-        reaction = read(prompt)
+        said = _last_said(prompt)
+        reaction = self.listener.reaction(said)
         together = drawn("together", self.seed, system, prompt) < self.together_share
         votes = () if together else (vote_seed,)
         wrong = drawn("wrong", self.seed, *votes, system, prompt) < self.wrong_share
         if HINT_MARK not in system:
             return _score(reaction, wrong=wrong)
-        due = self._due(prompt, reaction)
+        due = self.listener.hints(said)
         if bool(due) == wrong:
             return "Nothing in the reply says how the answer could have been better.\n\\boxed{-1}"
-        hints = due or self.habits.inventions
+        hints = due or self.listener.inventions
         hint = hints[int(drawn("wording", self.seed, vote_seed, system, prompt) * len(hints))]
         if drawn("wordy", self.seed, vote_seed, system, prompt) < self.wordy_share:
             beside = int(drawn("beside", self.seed, vote_seed, system, prompt) * len(BESIDE_THE_POINT))
             hint = f"{BESIDE_THE_POINT[beside]} {hint}"
         return f"The user {reaction.value}, and that could have been known.\n\\boxed{{1}}\n[HINT_START]{hint}[HINT_END]"
-
-    def _due(self, prompt: str, reaction: Reaction) -> Sequence[str]:
-        """Return the hints to draw from; empty where there is nothing to suggest."""
-        if reaction is Reaction.WANTS_CORRECTION:
-            return self.habits.corrections
-        if reaction is Reaction.ADDS:
-            other = other_hint(_last_said(prompt))
-            return () if other is None else (other,)
-        wish = _wish(_last_said(prompt))
-        return () if wish is None else HINTS[wish]
 
 
 def drawn(*material: object) -> float:
@@ -162,17 +193,8 @@ def drawn(*material: object) -> float:
 
 
 def read(prompt: str) -> Reaction:
-    """Return how the last next state of `prompt` reads; UNCLEAR where there is none."""
-    said = _last_said(prompt)
-    if other_hint(said) is not None:
-        return Reaction.ADDS
-    if _wish(said) is not None:
-        return Reaction.WANTS_STYLE
-    if _has(said, _ABOUT_SOMETHING):
-        return Reaction.DISPLEASED
-    if _has(said, _ABOUT_NUMBER):
-        return Reaction.WANTS_CORRECTION
-    return Reaction.PLEASED if _has(said, _PRAISE) else Reaction.UNCLEAR
+    """Return how the last next state of a prompt about sums reads; UNCLEAR where there is none."""
+    return _OF_ALL.reaction(_last_said(prompt))
 
 
 def other_hint(said: str) -> str | None:

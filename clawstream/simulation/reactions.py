@@ -135,6 +135,21 @@ class PersonTask:
         return int(left[-1]) + int(right[-1]) >= 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumPerson:
+    """Talks as whoever asks a problem; `hint_share` of the complaints about the style say what is wanted."""
+
+    hint_share: float
+
+    def opening(self, task: PersonTask, rng: random.Random) -> list[dict[str, str]]:
+        """Return the messages with which a session begins."""
+        return [{"role": "user", "content": ask(task, rng)}]
+
+    def reaction(self, task: PersonTask, answer: str, rng: random.Random) -> str:
+        """Return what the person says of the answer."""
+        return react(task, impression(task, answer), rng, hint_share=self.hint_share)
+
+
 def tasks(text: str) -> list[PersonTask]:
     """Return the tasks of a file with one JSON object a line; raises ValueError naming a line that is no task."""
     found = []

@@ -1,27 +1,37 @@
 """Scores the simulated policy through the gateway: held-out problems, asked as side turns, marked by code of its own.
 
-A score needs every answer: if one request fails, there is no score and the exit code is 1. Run as `python
--m clawstream.simulation.scorer --base-url URL/v1 --problems scored.jsonl`; prints one JSON object.
+With --everyday a problem is an everyday request, and facts and sums are asked too, greedily. A score needs every
+answer: if one request fails, there is no score and the exit code is 1. Run as `python -m clawstream.simulation.scorer
+--base-url URL/v1 --problems scored.jsonl`; prints one JSON object.
 """
 
 import asyncio
 import hashlib
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import openai
 import orjson
 import typer
 
-from clawstream.simulation.marks import AnswerMark, HeldOutQuestion, by_persona, mark, questions, total
+from clawstream.simulation.everyday.material import GeneralQuestion, general
+from clawstream.simulation.marks import (
+    AnswerMark,
+    ScoredQuestion,
+    by_persona,
+    everyday_questions,
+    knows,
+    questions,
+    total,
+)
 
-_HINT_MARKER = "[user's hint / instruction]"
 _VERSION_HEADER = "x-policy-version"
+_SHORT_TOKENS: Final = 24  # of the answer to a question about a fact or a sum, of which the first line counts
 
 
 class Scorer:
@@ -29,43 +39,65 @@ class Scorer:
 
     def __init__(
         self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int,
-        max_tokens: int, api_keys: Mapping[str, str] = MappingProxyType({}),
+        max_tokens: int | None, api_keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """`api_keys` has the keys, by name, of people who have one of their own."""
+        """`api_keys` has the keys, by name, of people who have one of their own; no `max_tokens`: the policy's own."""
         self._api_keys = api_keys
         self._client, self._model, self._hinted, self._max_tokens = client, model, hinted, max_tokens
-        self._temperature = openai.omit if temperature is None else temperature
+        self._temperature = temperature
         self._slots = asyncio.Semaphore(concurrency)
         self._run = uuid.uuid4().hex[:8]
         self.versions: set[str] = set()
 
-    async def mark_all(self, asked: list[HeldOutQuestion], seed: int) -> list[AnswerMark]:
+    async def mark_all(self, asked: Sequence[ScoredQuestion], seed: int) -> list[AnswerMark]:
         """Return the mark of each answer, in the order of `asked`."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._marked(number, q, seed)) for number, q in enumerate(asked)]
         return [task.result() for task in tasks]
 
-    async def _marked(self, number: int, question: HeldOutQuestion, seed: int) -> AnswerMark:
-        shown = self._api_keys.get(question.persona)
+    async def share_known(self, asked: Sequence[GeneralQuestion], kind: str) -> float:
+        """Return the share of questions that the policy answers rightly where it says what it finds likeliest."""
+
+        async def is_known(number: int, question: GeneralQuestion) -> bool:
+            said = [{"role": "user", "content": question.question}]
+            name = f"{kind}-{number:02d}"
+            choice = await self._ask(said, name, temperature=0.0, max_tokens=_SHORT_TOKENS, stop="\n")
+            return knows(choice.message.content or "", question)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(is_known(number, question)) for number, question in enumerate(asked)]
+        return sum(task.result() for task in tasks) / len(tasks)
+
+    async def _marked(self, number: int, question: ScoredQuestion, seed: int) -> AnswerMark:
+        choice = await self._ask(
+            question.messages(hinted=self._hinted), f"{number:03d}", temperature=self._temperature,
+            max_tokens=self._max_tokens, seed=seed_of(seed, question.question), persona=question.persona,
+        )  # fmt: skip
+        finished = choice.finish_reason == "stop"
+        return question.mark(choice.message.content or "", finished=finished, hinted=self._hinted)
+
+    async def _ask(
+        self, messages: Any, name: str, *, temperature: float | None, max_tokens: int | None, seed: int | None = None,
+        persona: str = "", stop: str | None = None,
+    ) -> Any:  # fmt: skip
+        """Return the choice of one side turn, in a session of its own."""
+        shown = self._api_keys.get(persona)
         own_key = {} if shown is None else {"Authorization": f"Bearer {shown}"}
-        content = f"{question.prompt}\n\n{_HINT_MARKER}\n{question.hint}" if self._hinted else question.prompt
+        headers = {"X-Turn-Type": "side", "X-Session-Id": f"scorer-{self._run}-{name}", **own_key}
         async with self._slots:
             reply = await self._client.chat.completions.with_raw_response.create(
                 model=self._model,
-                messages=[{"role": "user", "content": content}],
-                seed=seed_of(seed, question.question),
-                max_tokens=self._max_tokens,
-                extra_headers={
-                    "X-Turn-Type": "side",
-                    "X-Session-Id": f"scorer-{self._run}-{number:03d}",
-                    **own_key,
-                },
-                temperature=self._temperature,
+                messages=messages,
+                seed=openai.omit if seed is None else seed,
+                max_tokens=openai.omit if max_tokens is None else max_tokens,
+                extra_headers=headers,
+                temperature=openai.omit if temperature is None else temperature,
+                stop=openai.omit if stop is None else stop,
             )
         version = reply.headers.get(_VERSION_HEADER)
         if version is not None:
             self.versions.add(version)
-        return mark(question, reply.parse().choices[0].message.content or "")
+        return reply.parse().choices[0]
 
 
 def seed_of(*material: object) -> int:
@@ -79,33 +111,46 @@ def main(
     problems: Annotated[
         Path, typer.Option(help="the held-out problems, and who asks, one JSON object a line", exists=True)
     ],
+    everyday: Annotated[bool, typer.Option("--everyday", help="everyday requests, and no sums")] = False,
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
     api_keys: Annotated[Path | None, typer.Option(help="keys of people's own, a JSON object by person")] = None,
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
     hinted: Annotated[bool, typer.Option(help="with the right hint in each prompt: the ceiling")] = False,
     temperature: Annotated[float | None, typer.Option(help="none: the gateway's own", min=0, max=2)] = None,
     concurrency: Annotated[int, typer.Option(help="requests at once", min=1)] = 32,
-    max_tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 160,
+    max_tokens: Annotated[int, typer.Option(help="of an answer; to everyday requests the policy's own", min=1)] = 160,
     seed: Annotated[int, typer.Option(help="of the sampling; each problem has its own from it", min=0)] = 0,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
 ) -> None:
     """Print the share of right and well-styled first answers to the held-out problems."""
+    asked: list[Any]
     try:
-        asked = questions(problems.read_text())
+        read = everyday_questions if everyday else questions
+        asked = [*read(problems.read_text())]
     except ValueError as error:
         print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
         raise typer.Exit(2) from error
 
     async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
         scorer = Scorer(
-            client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency, max_tokens=max_tokens,
+            client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency,
+            max_tokens=None if everyday else max_tokens,
             api_keys={} if api_keys is None else orjson.loads(api_keys.read_bytes()),
         )  # fmt: skip
-        marks = await scorer.mark_all(asked, seed)
+        kinds = _general() if everyday and not hinted else {}
+        async with asyncio.TaskGroup() as group:  # at the same time, since an engine computes many answers at once
+            marking = group.create_task(scorer.mark_all(asked, seed))
+            knowing = {kind: group.create_task(scorer.share_known(of, kind)) for kind, of in kinds.items()}
+        marks, known = marking.result(), {kind: task.result() for kind, task in knowing.items()}
         found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
-        return asdict(total(marks)) | found
+        return asdict(total(marks)) | found | ({"general": known} if known else {})
 
     print_score(scored, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
+
+
+def _general() -> Mapping[str, Sequence[GeneralQuestion]]:
+    found = general()
+    return {"facts": found.facts, "sums": found.sums}
 
 
 def print_score(
@@ -126,7 +171,9 @@ def print_score(
         asyncio.run(printed())
         is_scored = True
     except* openai.OpenAIError as failed:
-        first = failed.exceptions[0]
+        first: BaseException = failed
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
         print(f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway.", file=sys.stderr)
     if not is_scored:
         raise typer.Exit(1)

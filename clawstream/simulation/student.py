@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar, cast
 
 import orjson
 import typer
 
-from clawstream.simulation.reactions import PersonTask, ask, flip, impression, react, tasks
+from clawstream.simulation import reactions
+from clawstream.simulation.everyday import person as requests
 
 if TYPE_CHECKING:  # imported where it is used: that takes more than a second
     from openai import AsyncOpenAI
@@ -35,7 +36,10 @@ if TYPE_CHECKING:  # imported where it is used: that takes more than a second
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
+P = TypeVar("P", bound="Asked")
+P_contra = TypeVar("P_contra", contravariant=True)
 
+LAST_TOKENS = 1  # of a session's last answer to everyday requests: it is dear, nobody reads it, and it teaches nothing
 _AFTER_FAILURE_S = 0.5  # a server that is away is asked again at this pace
 
 
@@ -95,50 +99,80 @@ class CutStream(Exception):
     """A stream that ended without a finish reason."""
 
 
-class Student:
-    """Holds sessions, one after the other, with one client, as the person that each task names."""
+class Asked(Protocol):
+    """What somebody asks."""
+
+    @property
+    def persona(self) -> str:
+        """Who asks."""
+        ...
+
+    @property
+    def speaker(self) -> str:
+        """Who talks, by the names that the command `talk` takes."""
+        ...
+
+
+class Person(Protocol[P_contra]):
+    """How people open a session, and what they say of an answer."""
+
+    def opening(self, task: P_contra, rng: random.Random) -> list[dict[str, str]]:
+        """Return the messages with which a session begins."""
+        ...
+
+    def reaction(self, task: P_contra, answer: str, rng: random.Random) -> str:
+        """Return what the person says of the answer."""
+        ...
+
+
+class Student(Generic[P]):
+    """Holds sessions, one after the other, with one client, as the person that each task names.
+
+    The second answer of a session, to what the person said of the first, is the last; nobody says anything of it.
+    """
 
     def __init__(
-        self, client: "AsyncOpenAI", model: str, *, max_tokens: int, hint_share: float,
-        api_keys: Mapping[str, str] = MappingProxyType({}),
+        self, client: "AsyncOpenAI", model: str, person: Person[P], *, max_tokens: int | None,
+        max_last_tokens: int | None, api_keys: Mapping[str, str] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        """`api_keys` has the keys, by name, of people who have one of their own."""
-        self._client, self._model, self._max_tokens = client, model, max_tokens
-        self._hint_share, self._api_keys = hint_share, api_keys
+        """`api_keys` has the keys, by name, of people who have one of their own; None: the policy's own limit."""
+        self._client, self._model, self._person = client, model, person
+        self._max_tokens, self._max_last_tokens, self._api_keys = max_tokens, max_last_tokens, api_keys
 
-    async def chat(self, session: str, task: PersonTask, rng: random.Random) -> bool:
+    async def chat(self, session: str, task: P, rng: random.Random) -> bool:
         """Hold one session about `task`; False where a request of it failed."""
-        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": ask(task, rng)}]
+        messages = self._person.opening(task, rng)
         headers = {"X-Session-Id": session, "X-Turn-Type": "main", **shown_key(self._api_keys, task.persona)}
         answer = await self._answered(session, messages, headers)
         if answer is None:
             return False
-        reaction = react(task, impression(task, answer), rng, hint_share=self._hint_share)
+        reaction = self._person.reaction(task, answer, rng)
         messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": reaction}]
         return await self._answered(session, messages, headers | {"X-Session-Done": "1"}) is not None
 
-    async def _answered(
-        self, session: str, messages: "list[ChatCompletionMessageParam]", headers: dict[str, str]
-    ) -> str | None:
+    async def _answered(self, session: str, messages: list[dict[str, str]], headers: dict[str, str]) -> str | None:
         """Print the request's report and return the answer's text; None where the request failed."""
         from openai import OpenAIError
 
-        arrivals, answer, error = Arrivals(), None, None
+        arrivals, answer, error, is_first = Arrivals(), None, None, "X-Session-Done" not in headers
+        max_tokens = self._max_tokens if is_first else self._max_last_tokens
         try:
-            answer = await self._stream(messages, headers, arrivals)
+            answer = await self._stream(messages, headers, arrivals, max_tokens)
         except (OpenAIError, CutStream) as problem:
             error = f"{type(problem).__name__}: {problem}"
-        say(asdict(arrivals.report(session=session, first_answer=len(messages) == 1, error=error)))
+        say(asdict(arrivals.report(session=session, first_answer=is_first, error=error)))
         return answer
 
     async def _stream(
-        self, messages: "list[ChatCompletionMessageParam]", headers: dict[str, str], arrivals: Arrivals
+        self, messages: list[dict[str, str]], headers: dict[str, str], arrivals: Arrivals, max_tokens: int | None
     ) -> str:
+        from openai import omit
+
         stream = await self._client.chat.completions.create(
             model=self._model,
-            messages=messages,
+            messages=cast("list[ChatCompletionMessageParam]", messages),
             stream=True,
-            max_tokens=self._max_tokens,
+            max_tokens=omit if max_tokens is None else max_tokens,
             extra_headers=headers,
         )
         text, finished = "", False
@@ -293,6 +327,7 @@ async def run(classroom: StudentPool[T], concurrency: int, *, until_closed: bool
 def main(
     base_url: Annotated[str, typer.Option(help="of the gateway, ending in /v1")],
     problems: Annotated[Path, typer.Option(help="what they ask, and who does, one JSON object a line", exists=True)],
+    everyday: Annotated[bool, typer.Option("--everyday", help="everyday requests, and no sums")] = False,
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
     api_keys: Annotated[Path | None, typer.Option(help="keys of people's own, a JSON object by person")] = None,
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
@@ -300,26 +335,34 @@ def main(
     concurrency: Annotated[int, typer.Option(help="sessions at once", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="of sums and wordings")] = 0,
     hint_share: Annotated[float, typer.Option(help="share of complaints that say what is wanted", min=0, max=1)] = 1.0,
-    max_tokens: Annotated[int, typer.Option(help="of an answer", min=1)] = 160,
+    max_tokens: Annotated[int, typer.Option(help="of an answer; to everyday requests the policy's own", min=1)] = 160,
     wait: Annotated[bool, typer.Option("--wait", help="start no session before stdin says go")] = False,
     timeout_s: Annotated[float, typer.Option(help="of one request", min=0.1)] = 120.0,
 ) -> None:
     """Chat with the policy as people would; stop cleanly on SIGTERM."""
+    asked: list[Any]
+    person: Person[Any]
     try:
-        sums = tasks(problems.read_text())
+        if everyday:
+            asked, person = requests.tasks(problems.read_text()), requests.EverydayPerson(hint_share=hint_share)
+        else:
+            asked, person = reactions.tasks(problems.read_text()), reactions.SumPerson(hint_share=hint_share)
     except ValueError as error:
         print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
         raise typer.Exit(2) from error
-    random.Random(seed).shuffle(sums)
+    random.Random(seed).shuffle(asked)
 
     async def talk() -> None:
         from openai import AsyncOpenAI
 
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
-            student = Student(client, model, max_tokens=max_tokens, hint_share=hint_share, api_keys=keys_in(api_keys))
+            student: Student[Any] = Student(
+                client, model, person, max_tokens=None if everyday else max_tokens,
+                max_last_tokens=LAST_TOKENS if everyday else max_tokens, api_keys=keys_in(api_keys),
+            )  # fmt: skip
             classroom = StudentPool(
-                student, sums, seed=seed, num_sessions=sessions or None, waits=wait, flipped=flip,
-                speaker=lambda task: task.speaker,
+                student, asked, seed=seed, num_sessions=sessions or None, waits=wait,
+                flipped=None if everyday else reactions.flip, speaker=lambda task: str(task.speaker),
             )  # fmt: skip
             await run(classroom, concurrency, until_closed=sessions == 0)
 

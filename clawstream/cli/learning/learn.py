@@ -27,8 +27,8 @@ from clawstream.simulation.learn.grid import (
 )
 
 if TYPE_CHECKING:
+    from clawstream.simulation.learn.cell import Grid
     from clawstream.simulation.learn.grid import Cell
-    from clawstream.simulation.learn.learning import Grid
     from clawstream.simulation.learn.outcome import Reference, ReportRow
 
 T = TypeVar("T")
@@ -40,11 +40,12 @@ _OF_BOTH = ("seeds", "json_file", "real")
 
 
 # all: three kinds of people at the same time; blocks: the same, one kind after the other; unrelated: students, who then
-# speak of something else; corrections: students, one session at a time; tools: agents with a calculator.
-LearnScenario = Literal["all", "student", "blocks", "unrelated", "corrections", "tools"]
-# hard: a policy that seldom answers as people want; tools: one that calls a calculator, and seldom finishes; own:
-# engine.model_path of the settings, with their engines, judge and trainer.
-LearnBase = Literal["standard", "hard", "demo", "tools", "own"]
+# speak of something else; corrections: students, one session at a time; tools: agents with a calculator; everyday:
+# three people with everyday requests, in one stream or in blocks.
+LearnScenario = Literal["all", "student", "blocks", "unrelated", "corrections", "tools", "everyday", "everyday_blocks"]
+# hard: a policy that seldom answers as people want; tools: one that calls a calculator, and seldom finishes; smollm2:
+# SmolLM2-135M-Instruct; own: engine.model_path of the settings, with their engines, judge and trainer.
+LearnBase = Literal["standard", "hard", "demo", "tools", "smollm2", "own"]
 
 
 class LearnTeacher(StrEnum):
@@ -79,14 +80,16 @@ def learn(
         typer.Option(
             help="Who talks to the policy: student, or all, three kinds of people in one stream; blocks: the three one "
             "after the other; unrelated: a student who then speaks of something else; corrections: a student, each of "
-            "whose corrections is trained on at once; tools: agents."
+            "whose corrections is trained on at once; tools: agents; everyday: three people with everyday requests, in "
+            "one stream, or one after the other (everyday_blocks)."
         ),
     ] = "all",
     base: Annotated[
         LearnBase | None,
         typer.Option(
-            help="Which policy they talk to; by default standard, or tools with agents. own: that of the settings file "
-            "(engine.model_path), with its engine.urls, its judge.url and its trainer."
+            help="Which policy they talk to; by default standard, with agents tools, with everyday requests smollm2: "
+            "SmolLM2-135M-Instruct, 93 MB to fetch. own: that of the settings file (engine.model_path), with its "
+            "engine.urls, its judge.url and its trainer."
         ),
     ] = None,
     methods: Annotated[
@@ -101,7 +104,8 @@ def learn(
         int | None,
         typer.Option(
             help="Weight updates of each run, by default 16; with blocks, of all blocks together, by default 30; with "
-            "unrelated, without the last four; with corrections 3; with tools, rounds of 96 steps.",
+            "unrelated, without the last four; with corrections 3; with everyday_blocks 18; with tools, rounds of 96 "
+            "steps.",
             min=1,
         ),
     ] = None,
@@ -159,6 +163,13 @@ def learn(
         Path | None,
         typer.Option(help='Real ones, [{"question", "ground_truth_answer"}], in place of sums.', metavar="FILE"),
     ] = None,
+    split: Annotated[
+        Literal["report", "development"],
+        typer.Option(help="Of everyday requests: which of them are scored. Tune on development alone."),
+    ] = "report",
+    num_scored: Annotated[
+        int, typer.Option(help="Of everyday requests: how many are scored, of each person.", min=1)
+    ] = 30,
     votes_together: Annotated[
         float,
         typer.Option(
@@ -186,9 +197,9 @@ def learn(
 ) -> None:
     """Run each method with each seed on the whole pipeline, and say how much of what people want it learned.
 
-    A run takes two to four minutes on two cores, and with opd up to half an hour. Runs that are complete in the same
-    folder are kept, so a grid that was interrupted goes on where it stopped. Where a run failed, the others are
-    reported, and the exit code is 2.
+    A run takes two to four minutes on two cores, with opd up to half an hour, with everyday requests an hour or more.
+    Runs that are complete in the same folder are kept, so a grid that was interrupted goes on where it stopped. Where a
+    run failed, the others are reported, and the exit code is 2.
     """
     settings = Context.of(context).settings()
     log_to_stderr("learn", level=30)
@@ -210,8 +221,9 @@ def learn(
     refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
     hide_torch()
     from clawstream.cli.learning.progress import show, tables
+    from clawstream.simulation.everyday.material import Split
+    from clawstream.simulation.learn.cell import Grid
     from clawstream.simulation.learn.grid import UNTAUGHT, Cell, grid, usual_score_at
-    from clawstream.simulation.learn.learning import Grid
     from clawstream.simulation.learn.plot import plot_curves, plot_people
     from clawstream.simulation.learn.report import curves, lasting, with_lines
     from clawstream.simulation.opinions import Control
@@ -252,7 +264,11 @@ def learn(
     policy_base = base or cast.bases[0]
     shares = {"--votes-together": votes_together, "--wordy-hints": wordy_hints}
     changes_votes = [option for option, share in shares.items() if share > 0]
-    refuse_unfit(scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry, changes_votes=changes_votes)
+    of_requests = [option for option in ("--split", "--num-scored") if _is_said(context, option[2:].replace("-", "_"))]
+    refuse_unfit(
+        scenario, policy_base, methods, wanted[0], problems=problems, hurry=hurry, changes_votes=changes_votes,
+        of_requests=of_requests,
+    )  # fmt: skip
     for control in dict.fromkeys(without):
         if not {method.value for method in wanted[0]} & set(cast.controls[control]):
             raise ConfigError(
@@ -267,10 +283,11 @@ def learn(
         refuse_not_own(settings, without, at_once=at_once, changes_votes=changes_votes)
     kept_in = folder or settings.data_dir / "learn"
     kept_in.mkdir(parents=True, exist_ok=True)
-    asked_in = kept_in / "problems" / (scenario if problems is None else f"{scenario}-{problems.stem}")
+    of_what = split if cast.everyday else None if problems is None else problems.stem
+    asked_in = kept_in / "problems" / (scenario if of_what is None else f"{scenario}-{of_what}")
     with locked(kept_in / ".lock", within_s=1.0):
         try:
-            people = people_of(scenario, asked_in, problems=problems)
+            people = people_of(scenario, asked_in, problems=problems, split=Split(split), num_scored=num_scored)
         except UnusableProblems as error:
             raise ConfigError(str(error)) from error
         own = settings if policy_base == "own" else None
@@ -283,6 +300,7 @@ def learn(
             lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
             votes_together=votes_together, wordy_hints=wordy_hints, adapters=adapters,
+            split=split if cast.everyday else None,
         )  # fmt: skip
         cells = grid(
             like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by, hint_choices=chosen_by,
@@ -320,13 +338,15 @@ async def _run(grid: "Grid", cells: "Sequence[Cell]", *, at_once: int) -> "tuple
 
 
 def _built(settings: "Settings", base: str) -> tuple[Path, str]:
-    """Return the policy's folder, and a name that no other policy has."""
+    """Return the policy's folder, made or fetched if it is missing, and a name that no other policy has."""
+    from clawstream.local.packaged_model import MODELS, packaged_model
     from clawstream.simulation.policy.recipe import base_policy
     from clawstream.simulation.runs.scenarios import digest
 
     if base == "own":
         return settings.engine.base_policy, digest(settings)
-    policy = base_policy(settings.cache_dir, base)
+    fetched = MODELS.get(base)
+    policy = base_policy(settings.cache_dir, base) if fetched is None else packaged_model(settings.cache_dir, fetched)
     return policy, policy.name
 
 

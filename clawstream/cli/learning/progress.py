@@ -22,10 +22,11 @@ from clawstream.simulation.learn.report import (
     checks,
     curves,
     gains,
+    general,
     lasting,
     steadiness,
 )
-from clawstream.simulation.runs.figures import VersionScore
+from clawstream.simulation.runs.figures import GeneralScore, VersionScore
 
 if TYPE_CHECKING:
     from clawstream.simulation.runs.run import RunProgress as Step
@@ -121,6 +122,7 @@ def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
     lines = [(row, found) for row in rows if (found := steadiness(row))]
     return [
         _scores(curves(rows), reference),
+        *(_of_pretrained(rows) if general(rows) else []),
         *([_lasting(lasts)] if lasts else []),
         *([_gains(compared)] if compared else []),
         *([_controls(held)] if held else []),
@@ -159,10 +161,38 @@ def _scores(curves: list[Curve], reference: Reference) -> Table:
         table.add_row(curve.name, f"{seeds}{failed}", *cells, seconds)
     table.add_section()
     table.add_row("hint in the prompt", "", _of_base(reference.ceiling))
+    if reference.ceiling_held_out is not None:
+        table.add_row("hint in words held out", "", _of_base(reference.ceiling_held_out))
     if reference.flipped is not None:
         table.add_row("the base, flipped", "", _of_base(reference.flipped.baseline))
         table.add_row("hint in the prompt, flipped", "", _of_base(reference.flipped.ceiling))
     return table
+
+
+def _of_pretrained(rows: Sequence[ReportRow]) -> list[Table]:
+    """Return what was learned, as a share of what the hint adds to the base, and what was kept beside it."""
+    closed, kept = (
+        Table(title=title, title_justify="left")
+        for title in (
+            "Share of the gap closed between the base and the base with the hint (mean over seeds)",
+            "What nobody asked for (means over seeds): perplexity of a text, share of facts, share of sums",
+        )
+    )
+    updates = sorted({update for found in general(rows).values() for update in found})
+    for table in (closed, kept):
+        for name in ("", *(f"after {update}" for update in updates)):
+            table.add_column(name, justify="right" if name else "left")
+    for curve in curves(rows):
+        shares = {point.update: point.closed for point in curve.points}
+        closed.add_row(curve.name, *("-" if (s := shares.get(u)) is None else f"{s:.0%}" for u in updates))
+    for name, scores in general(rows).items():
+        kept.add_row(name, *(_known(scores[u]) if u in scores else "-" for u in updates))
+    return [closed, kept]
+
+
+def _known(score: GeneralScore) -> str:
+    perplexity = "-" if score.perplexity is None else f"{score.perplexity:.1f}"
+    return f"{perplexity}, {score.facts:.2f}, {score.sums:.2f}"
 
 
 def _of_base(score: VersionScore) -> str:

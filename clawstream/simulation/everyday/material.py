@@ -1,7 +1,7 @@
-"""The requests and wishes that lie here as files.
+"""The requests, wishes and people that lie here as files, and what a policy should know whatever people say.
 
 Each file of requests is a split of its own: people ask from the first, settings are tuned on the second, and scores are
-reported on the third.
+reported on the third. People, judge and scorer share what is here and nothing else.
 """
 
 import tomllib
@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
 _FOLDER = Path(__file__).parent
 
@@ -36,6 +37,32 @@ class AnswerWish:
     rejects_held_out: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EverydayPersona:
+    """Somebody who asks everyday requests: the system message of their assistant, and the id of their wish."""
+
+    name: str
+    system: str
+    wish: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneralQuestion:
+    """A fact or a sum; an answer is right if it has one of `answers`."""
+
+    question: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneralMaterial:
+    """What nobody asks for in a run: a text, facts and sums."""
+
+    text: str
+    facts: tuple[GeneralQuestion, ...]
+    sums: tuple[GeneralQuestion, ...]
+
+
 def requests_of(split: Split) -> tuple[str, ...]:
     """Return the requests of a split; the first few are of as many kinds."""
     kinds = requests_by_kind(split).values()
@@ -44,7 +71,7 @@ def requests_of(split: Split) -> tuple[str, ...]:
 
 def requests_by_kind(split: Split) -> Mapping[str, tuple[str, ...]]:
     """Return the requests of a split, each below what kind it is of."""
-    found = tomllib.loads((_FOLDER / f"{split}.toml").read_text())
+    found = _read(split)
     return {kind: tuple(requests) for kind, requests in found.items()}
 
 
@@ -53,8 +80,30 @@ def wishes() -> tuple[AnswerWish, ...]:
     return tuple(_wishes())
 
 
+def personas() -> tuple[EverydayPersona, ...]:
+    """Return who talks, in the order in which they do where one comes after the other."""
+    return tuple(EverydayPersona(**found) for found in _read("personas")["persona"])
+
+
+def wish_of(persona: EverydayPersona) -> AnswerWish:
+    return next(wish for wish in wishes() if wish.id == persona.wish)
+
+
+def general() -> GeneralMaterial:
+    found = _read("general")
+
+    def questions(kind: str) -> tuple[GeneralQuestion, ...]:
+        return tuple(GeneralQuestion(question=one["question"], answers=tuple(one["answers"])) for one in found[kind])
+
+    return GeneralMaterial(text=found["text"].strip(), facts=questions("facts"), sums=questions("sums"))
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((_FOLDER / f"{name}.toml").read_text())
+
+
 def _wishes() -> Iterator[AnswerWish]:
-    for found in tomllib.loads((_FOLDER / "wishes.toml").read_text())["wish"]:
+    for found in _read("wishes")["wish"]:
         words = {
             field.name: tuple(found[field.name]) for field in fields(AnswerWish) if field.name not in ("id", "wanted")
         }

@@ -52,6 +52,7 @@ class Cell:
     adapters: str = "shared"  # "keyed": shared by people with API keys of their own; "by_key": each key has its own
     hint_choice: str = USUAL_CHOICE  # a name of training.hint_choice
     wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
+    split: str | None = None  # of everyday requests, the one that is scored; None: people ask sums
 
     @property
     def name(self) -> str:
@@ -218,6 +219,7 @@ def refuse_unfit(
     problems: Path | None,
     hurry: bool,
     changes_votes: Sequence[str],
+    of_requests: Sequence[str] = (),
 ) -> None:
     """Raise ConfigError for a base, a method or another option that does not go with the scenario."""
     cast = CASTS[scenario]
@@ -228,9 +230,10 @@ def refuse_unfit(
         raise ConfigError(
             f"{option}: expected {', '.join(known)} with --scenario {scenario}. Nothing was run. Name those"
         )
-    of_people = {"--problems": problems is not None, "--hurry": hurry} | dict.fromkeys(changes_votes, True)
-    idle = [option for option, is_said in of_people.items() if is_said]
-    if idle and cast.attempts is not None:
+    of_sums = ["--problems"] if problems is not None else []
+    of_people = [*of_sums, *(["--hurry"] if hurry else []), *changes_votes]
+    idle = of_people if cast.attempts is not None else of_sums if cast.everyday else []
+    if idle := [*idle, *(() if cast.everyday else of_requests)]:
         raise ConfigError(f"{', '.join(idle)}: no effect with --scenario {scenario}. Nothing was run. Leave it out")
 
 

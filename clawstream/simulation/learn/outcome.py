@@ -26,6 +26,12 @@ class Reference:
     baseline: VersionScore
     ceiling: VersionScore
     flipped: "Reference | None" = None  # by what people want after the flip; None: nobody's wish is exchanged
+    ceiling_held_out: VersionScore | None = None  # with a hint in words that no judge uses; None: there is no such hint
+
+    def closed(self, score: float) -> float | None:
+        """Return how much of the gap between base and ceiling a score closes; None: the ceiling is not above."""
+        gap = self.ceiling.score - self.baseline.score
+        return (score - self.baseline.score) / gap if gap > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +78,7 @@ class CellOutcome:
 _OF_CELL = (
     "method", "base", "seed", "control", "scenario", "updates", "learning_rate", "epochs", "answers_per_hint", "w_topk",
     "lora_rank", "hurry", "votes_together", "adapters", "hint_choice", "wordy_hints",
+    "split",
 )  # fmt: skip
 _OF_OUTCOME = (
     "rejected", "requests_failed", "environment_steps", "turns", "samples", "corrections", "refusals",
@@ -124,6 +131,9 @@ class ReportRow:
         cell, outcome, reference = self.cell, self.outcome, self.reference
         head: dict[str, Any] = {name: getattr(cell, name) for name in _OF_CELL}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
+        held_out = reference.ceiling_held_out
+        head |= {"ceiling_held_out": None if held_out is None else held_out.score}
+        head |= {"ceiling_by_persona": reference.ceiling.by_persona}
         head |= {"teacher": cell.taught_by, "flip_after": cell.flip_after}
         if outcome is None:
             return head | {"error": self.error}
@@ -136,6 +146,8 @@ class ReportRow:
             "right": {str(update): score.num_right for update, score in scores.items()},
             "styled": {str(update): score.num_styled for update, score in scores.items()},
             "by_persona": {str(update): score.by_persona for update, score in scores.items()},
+            "gap_closed": {str(update): reference.closed(score.score) for update, score in scores.items()},
+            "general": {str(u): asdict(score.general) for u, score in scores.items() if score.general} or None,
             "flip": self._flip(),
             "blocks": {block.talker: block.end for block in cell.blocks} or None,
             "kept": kept(cell.blocks, self.by_person()),

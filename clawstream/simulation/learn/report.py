@@ -15,6 +15,7 @@ from typing import Any
 from clawstream.simulation.learn.grid import AGAIN_WITHIN
 from clawstream.simulation.learn.outcome import Reference, ReportRow, StepFigures, kept, newest, others_lost
 from clawstream.simulation.opinions import Control
+from clawstream.simulation.runs.figures import GeneralScore, general_mean
 from clawstream.simulation.runs.scenarios import CASTS, Block
 
 LAST_BELOW_BEST = 0.06
@@ -142,6 +143,7 @@ class Point:
     update: int
     score: Mean
     share: float | None  # of the ceiling, mean; None: the ceiling is 0
+    closed: float | None  # of the gap between base and ceiling, mean; None: there is no gap
     interactions: float | None  # mean; None: they were not counted
 
 
@@ -176,7 +178,10 @@ class Lasting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A control's scores at the last update, by seed; the check holds if the control learned nothing."""
+    """A control's scores at the last update, by seed; the check holds if the control learned nothing.
+
+    With everyday requests, rise and gap are shares of what the hint adds to the base's score.
+    """
 
     method: str
     control: Control
@@ -287,10 +292,31 @@ def _check(method: str, control: Control, rows: Sequence[ReportRow]) -> Check:
     return Check(
         method=method,
         control=control,
-        rise_S=tuple(_last(controlled) - controlled.reference.baseline.score for controlled, _ in pairs),
-        gap_S=tuple(_last(real) - _last(controlled) for controlled, real in pairs),
+        rise_S=tuple(rise for controlled, _ in pairs if (rise := _risen(controlled)) is not None),
+        gap_S=tuple(
+            above - rise
+            for controlled, real in pairs
+            if (rise := _risen(controlled)) is not None and (above := _risen(real)) is not None
+        ),
         num_seeds=len(seeds),
     )
+
+
+def _risen(row: ReportRow) -> float | None:
+    """Return how far the last score is above the base; None: it is a share of a gap that does not exist."""
+    last = _last(row)
+    return row.reference.closed(last) if CASTS[row.cell.scenario].everyday else last - row.reference.baseline.score
+
+
+def general(rows: Iterable[ReportRow]) -> dict[str, dict[int, GeneralScore]]:
+    """Return what each method and control still knows of what nobody asked for, by update: means over seeds."""
+    found: dict[str, dict[int, list[GeneralScore]]] = {}
+    for row in rows:
+        for update in row.cell.score_at if row.outcome is not None else ():
+            if (score := row.score(update)) is not None and score.general is not None:
+                name = row.cell.arm if row.cell.control is None else f"{row.cell.arm}, {row.cell.control.value}"
+                found.setdefault(name, {}).setdefault(update, []).append(score.general)
+    return {name: {u: general_mean(each) for u, each in by_update.items()} for name, by_update in found.items()}
 
 
 def gains(rows: Sequence[ReportRow]) -> list[Gain]:
@@ -357,11 +383,13 @@ def _at_flip(rows: Sequence[ReportRow]) -> Point | None:
 
 def _mean_point(update: int, found: Sequence[tuple[float, Reference, ReportRow]]) -> Point:
     shares = [score / reference.ceiling.score for score, reference, _ in found if reference.ceiling.score > 0]
+    closed = [share for score, reference, _ in found if (share := reference.closed(score)) is not None]
     counted = [number for *_, row in found if (number := row.interactions(update)) is not None]
     return Point(
         update=update,
         score=mean_of([score for score, *_ in found]),
         share=fmean(shares) if shares else None,
+        closed=fmean(closed) if closed else None,
         interactions=fmean(counted) if counted else None,
     )
 

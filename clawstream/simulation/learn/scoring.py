@@ -6,10 +6,12 @@ a policy is trained on.
 
 import asyncio
 import contextlib
+import math
+import statistics
 import sys
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -30,17 +32,18 @@ from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import HOST, answers, reserved
-from clawstream.local.supervisor import Part, Supervisor
+from clawstream.local.supervisor import Part, Patience, Supervisor
+from clawstream.rendering.encoding import load_tokenizer
+from clawstream.simulation.everyday.material import general
 from clawstream.simulation.runs.figures import VersionScore
+from clawstream.simulation.runs.people import People
 from clawstream.simulation.runs.programs import ScorerProcess, keys_for
-from clawstream.simulation.runs.run import People
-from clawstream.simulation.runs.scenarios import MAX_TOKENS, blended, lent
+from clawstream.simulation.runs.scenarios import MAX_TOKENS, ScenarioPrograms, blended, lent
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.stage import now_ms
 
 SEED = 0  # of the sampling: the same for all scores, which are compared
-TEMPERATURE = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class CheckpointScoring:
     folder: Path
     kafka: KafkaSettings
     problems: Path  # held out
-    scorer: str  # the module that asks them
+    cast: ScenarioPrograms
     own: Settings | None = None  # a person's settings, whose engines (if they have addresses) serve the checkpoints
     key: str | None = None  # the API key whose adapter a checkpoint is; None: it answers everybody
     api_keys: Path | None = None  # for the scorer
@@ -65,7 +68,12 @@ class CheckpointScoring:
         policy_id = f"scored-{uuid.uuid4().hex[:8]}"
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as http,
-            Supervisor(self.folder, environment=inherited_environment(), say=lambda _: None) as supervisor,
+            Supervisor(
+                self.folder,
+                environment=inherited_environment(),
+                say=lambda _: None,
+                patience=Patience(ready_within_s=self.cast.limits.ready_s),
+            ) as supervisor,
             self._served(served, 0 if adapted else version, supervisor, http, base=base) as engine,
         ):
             if adapted:
@@ -74,11 +82,15 @@ class CheckpointScoring:
                 config = self._config(served, engine.url, port, policy_id)
                 await supervisor.start([_gateway(config, http, port)])
                 scorer = ScorerProcess(
-                    f"http://{HOST}:{port}", self.problems, self.folder / "logs", module=self.scorer, seed=SEED,
-                    temperature=TEMPERATURE, max_tokens=None if self.own is None else MAX_TOKENS,
+                    f"http://{HOST}:{port}", self.problems, self.folder / "logs", cast=self.cast, seed=SEED,
+                    temperature=self.cast.temperature, max_tokens=None if self.own is None else MAX_TOKENS,
                     api_keys=self.api_keys,
                 )  # fmt: skip
-                return await scorer.score(version, hinted=hinted)
+                found = await scorer.score(version, hinted=hinted)
+                if found.general is None:
+                    return found
+                perplexity = await _perplexity(engine, served, adapter_name(policy_id, version) if adapted else None)
+                return replace(found, general=replace(found.general, perplexity=perplexity))
 
     @contextlib.asynccontextmanager
     async def _served(
@@ -115,12 +127,12 @@ class CheckpointScoring:
             data_dir=self.folder.absolute(),
             kafka=self.kafka,
             engine=EngineSettings(model_path=str(checkpoint.absolute()), urls=(engine,)),
-            gateway=GatewaySettings(port=port),
+            gateway=GatewaySettings(port=port, default_max_tokens=self.cast.answer_tokens),
             policy=PolicySettings(
                 id=policy_id,
                 served_model="policy",
-                renderer="qwen3",
-                enable_thinking=False,
+                renderer=self.cast.renderer,
+                enable_thinking=None if self.cast.renderer == "auto" else False,
                 adapters="shared" if self.key is None else "by_key",
             ),
         )
@@ -141,9 +153,16 @@ async def room(
         access = KafkaSettings(**kafka.access)
         await admin.apply(kafka.bootstrap, security=access)
         yield CheckpointScoring(
-            folder=folder, kafka=access, problems=people.scored, scorer=people.cast.scores, own=own, key=key,
+            folder=folder, kafka=access, problems=people.scored, cast=people.cast, own=own, key=key,
             api_keys=None if key is None else keys_for(people.scenario, folder / "keys.json", folder),
         )  # fmt: skip
+
+
+async def _perplexity(engine: SglangEngine, model: Path, adapter: str | None) -> float:
+    """Return the perplexity of a text that nobody speaks of in a run."""
+    tokenizer = await asyncio.to_thread(load_tokenizer, model, trust_code=False)
+    token_ids = tokenizer.encode(general().text)
+    return math.exp(-statistics.fmean(await engine.score(token_ids, 1, lora_name=adapter)))
 
 
 def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:

@@ -6,7 +6,17 @@ Pure: lists of measurements in, figures out. A figure that was not measured is N
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneralScore:
+    """What a policy knows that nobody asks for in a run."""
+
+    facts: float  # share of them that it says
+    sums: float
+    perplexity: float | None = None  # of a text; None: it was not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +31,7 @@ class VersionScore:
     num_right: int  # in whatever style
     num_styled: int | None  # right or not; None, here and below: agents answered, who are asked for no style
     by_persona: Mapping[str, float] | None  # each person's share
+    general: GeneralScore | None = None  # None: it was not asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +82,16 @@ class Figures:
         found = asdict(self)
         behind = {"mean": found.pop("versions_behind_mean"), "max": found.pop("versions_behind_max")}
         return found | {"versions_behind": behind}
+
+
+def general_mean(scores: Sequence[GeneralScore]) -> GeneralScore:
+    """Return the mean of at least one score; a perplexity that is missing anywhere is missing in it."""
+    perplexities = [one.perplexity for one in scores if one.perplexity is not None]
+    return GeneralScore(
+        facts=fmean(one.facts for one in scores),
+        sums=fmean(one.sums for one in scores),
+        perplexity=fmean(perplexities) if len(perplexities) == len(scores) else None,
+    )
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:

@@ -17,27 +17,28 @@ from clawstream.gateway.access.keys import Allowance
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.server_process import end_child, start_child
 from clawstream.simulation.problems import MAX_STEPS
-from clawstream.simulation.runs.figures import Chat, VersionScore
-from clawstream.simulation.runs.scenarios import SCENARIOS, STEPS_A_ROUND, ScenarioPrograms
+from clawstream.simulation.runs.figures import Chat, GeneralScore, VersionScore
+from clawstream.simulation.runs.scenarios import STEPS_A_ROUND, ScenarioPrograms, TimeLimits, names_of
 from clawstream.stream import topics
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.stream.stage import Record
 
 KEYS_AT_ONCE = 64  # requests of a person's own key; a scorer has 32
-UPDATE_WITHIN_S = 300.0  # a run that makes no version for this long has failed
-PAUSE_WITHIN_S = 120.0
 _END_WITHIN_S = 10.0
 MORE_SHARE = 0.2  # further sessions while a batch is not full, as a share of those so far: some give no sample
 SESSIONS_A_SAMPLE = 250  # sessions for each sample of a batch; if the batch is still not full after these, the run ends
 AT_A_TIME = 4  # batches: at most as many sessions are held at a time as these have samples
 PLANNED_WITHIN_S = 2.0  # after its last sample; a batch that is not planned by then is not full
 _GROUPED = ("trajectories", "groups")
+_USUAL = TimeLimits()
 
 
 class Watch:
     """The versions so far: planned, trained, published, served; and the stages that make samples."""
 
-    def __init__(self, *, refreshes: bool = False) -> None:
+    def __init__(self, *, refreshes: bool = False, within_s: float = _USUAL.update_s) -> None:
+        """Without a version served for `within_s`, `until` gives up."""
+        self.within_s = within_s
         # With refreshes, samples lead to new answers, and these to samples: so the refresh stage has to be done, too.
         self.refreshes = refreshes
         self.stages = ("turns", "judging", *(("refresh",) if self.refreshes else ()), "samples")
@@ -133,10 +134,10 @@ class Watch:
         asked_at_s = loop.time()
         async with self._changed:
             while not reached():
-                until_s = max(asked_at_s, self._alive_at_s) + UPDATE_WITHIN_S
+                until_s = max(asked_at_s, self._alive_at_s) + self.within_s
                 if loop.time() >= until_s:
                     raise PartUnavailable(
-                        f"no {what} within {UPDATE_WITHIN_S:.0f} s: see the logs folder of this run, train.log first"
+                        f"no {what} within {self.within_s:.0f} s: see the logs folder of this run, train.log first"
                     )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(until_s):
@@ -156,8 +157,9 @@ async def program(*argv: str, log: Path) -> AsyncIterator[asyncio.subprocess.Pro
 class StudentProcess:
     """The student process: commands such as `pause` go to its stdin, and its stdout gives a report a line."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, process: asyncio.subprocess.Process, *, within_s: float = _USUAL.pause_s) -> None:
+        """Without an answer for `within_s`, people who are to say that they are done are given up."""
+        self._process, self._within_s = process, within_s
         self._paused = asyncio.Event()
         self.chats: list[Chat] = []
 
@@ -197,12 +199,12 @@ class StudentProcess:
         while not self._paused.is_set():
             if num_answers == len(self.chats):
                 raise PartUnavailable(
-                    f"the students did not pause, and got no answer for {PAUSE_WITHIN_S:.0f} s (exit code "
+                    f"the students did not pause, and got no answer for {self._within_s:.0f} s (exit code "
                     f"{self._process.returncode}): see student.log in the logs folder of this run"
                 )
             num_answers = len(self.chats)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._paused.wait(), PAUSE_WITHIN_S)
+                await asyncio.wait_for(self._paused.wait(), self._within_s)
 
     async def _tell(self, command: str) -> None:
         assert self._process.stdin is not None
@@ -229,7 +231,7 @@ class ScorerProcess:
     problems: Path
     logs: Path
     _: KW_ONLY
-    module: str
+    cast: ScenarioPrograms
     seed: int
     temperature: float
     max_tokens: int | None = None
@@ -238,8 +240,9 @@ class ScorerProcess:
     async def score(self, update: int, *, hinted: bool = False) -> VersionScore:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
         argv = [
-            self.module, "--base-url", f"{self.gateway}/v1", "--problems", str(self.problems),
+            *self.cast.scores, "--base-url", f"{self.gateway}/v1", "--problems", str(self.problems),
             "--seed", str(self.seed), "--temperature", str(self.temperature), *(("--hinted",) if hinted else ()),
+            "--timeout-s", str(self.cast.limits.request_s),
             *(() if self.max_tokens is None else ("--max-tokens", str(self.max_tokens))),
             *(() if self.api_keys is None else ("--api-keys", str(self.api_keys))),
         ]  # fmt: skip
@@ -259,14 +262,14 @@ class ScorerProcess:
             update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"],
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
             by_persona=found.get("by_persona"),
+            general=GeneralScore(**found["general"]) if "general" in found else None,
         )  # fmt: skip
 
 
 def keys_for(scenario: str, keys_file: Path, folder: Path) -> Path:
     """Give each person of the scenario an API key under their name; return the file of keys for the programs."""
-    names = [who.name for who in SCENARIOS[scenario].personas]
     keys_file.unlink(missing_ok=True)
-    shown = {name: add_key(keys_file, name, Allowance(max_concurrent=KEYS_AT_ONCE)) for name in names}
+    shown = {name: add_key(keys_file, name, Allowance(max_concurrent=KEYS_AT_ONCE)) for name in names_of(scenario)}
     file = folder / "api_keys.json"
     write_private(file, json.dumps(shown))
     return file
@@ -368,12 +371,12 @@ async def quiet(cast: ScenarioPrograms, watch: Watch, log: KafkaLog) -> None:
     stages = watch.stages if cast.attempts is None else (*watch.stages, *_GROUPED)
     times = 0
     try:
-        async with asyncio.timeout(UPDATE_WITHIN_S):
+        async with asyncio.timeout(cast.limits.update_s):
             while times < 3:
                 lags = [await log.lag(stage) for stage in stages]
                 times = times + 1 if watch.settled and all(lag == 0 for lag in lags) else 0
                 await asyncio.sleep(0.1)
     except TimeoutError as error:
         raise PartUnavailable(
-            f"the stages were not done with what students said within {UPDATE_WITHIN_S:.0f} s: see the logs folder"
+            f"the stages were not done with what students said within {cast.limits.update_s:.0f} s: see the logs folder"
         ) from error

@@ -6,7 +6,6 @@ Scores during a run are taken by side turns while nobody chats, so that one vers
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import json
 import sys
@@ -27,16 +26,9 @@ from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.counting import Counts, Footprint, counted
 from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
+from clawstream.simulation.runs.people import People
 from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess, Watch, keys_for, program
-from clawstream.simulation.runs.scenarios import (
-    CASTS,
-    MAX_TOKENS,
-    Block,
-    ScenarioPrograms,
-    blended,
-    blocks_of,
-    lent,
-)
+from clawstream.simulation.runs.scenarios import MAX_TOKENS, Block, blended, blocks_of, lent
 from clawstream.stream.kafka.connect import connected
 from clawstream.stream.kafka.kafka_log import KafkaLog
 
@@ -47,28 +39,6 @@ Method = Literal["combined", "binary", "opd", "topk", "stepwise", "outcome"]
 Tell = Callable[["RunProgress"], None]
 SCENARIO = "student"
 TEMPERATURE = 0.8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class People:
-    """Who talks to the policy in a run, and what is asked of it for a score."""
-
-    scenario: str
-    hint_share: float  # of complaints: the share that says what is wanted
-    asked: Path  # a problem a line
-    scored: Path  # a problem a line; people ask none of these
-    scored_flipped: Path  # the same problems, with the wishes after a flip
-
-    @property
-    def cast(self) -> ScenarioPrograms:
-        return CASTS[self.scenario]
-
-    @property
-    def sha(self) -> str:
-        """The start of a hash of all that is asked; what is wanted after a flip is no part of it."""
-        rows = [json.loads(line) for line in self.asked.read_text().splitlines()]
-        asked = "".join(f"{json.dumps({k: v for k, v in row.items() if k != 'flipped'})}\n" for row in rows)
-        return hashlib.sha256(asked.encode() + self.scored.read_bytes()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,14 +107,13 @@ model_path = {model_path}
 [gateway]
 port = 0
 default_temperature = {temperature}
-
+{answer_limit}
 [policy]
 id = {policy_id}
 adapters = "{adapters}"
 served_model = "policy"
-renderer = "qwen3"
-enable_thinking = false
-
+renderer = "{renderer}"
+{thinking}
 [judge]
 url = "http://127.0.0.1:{judge_port}/v1"
 model = "simulated-judge"
@@ -177,7 +146,8 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
         settings = _settings(plan, judge_port)
         scenario, keyed = plan.people.scenario, plan.adapters != "shared"
         api_keys = keys_for(scenario, settings.keys_file, plan.folder) if keyed else None
-        watch = Watch(refreshes=settings.training.refreshes)
+        limits = plan.people.cast.limits
+        watch = Watch(refreshes=settings.training.refreshes, within_s=limits.update_s)
         tell(RunProgress(phase="starting the parts"))
         if plan.own is not None:
             await stack.enter_async_context(lent(plan.own.engine, plan.base))
@@ -190,7 +160,7 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
             running.addresses.gateway,
             plan.people.scored,
             plan.folder / "logs",
-            module=plan.people.cast.scores,
+            cast=plan.people.cast,
             seed=plan.seed,
             temperature=plan.temperature,
             max_tokens=None if plan.own is None else MAX_TOKENS,
@@ -243,11 +213,12 @@ async def _teach(
         cast.asks, "--base-url", f"{running.addresses.gateway}/v1", "--problems", str(plan.people.asked),
         "--seed", str(plan.seed), "--concurrency", str(STUDENTS_AT_ONCE), *map(str, manner),
         *(("--wait",) if plan.patient or cast.attempts is not None else ()),
+        *(("--everyday",) if cast.everyday else ()), "--timeout-s", str(cast.limits.request_s),
         *(() if plan.own is None else ("--max-tokens", str(MAX_TOKENS))),
         *(() if api_keys is None else ("--api-keys", str(api_keys))),
     )  # fmt: skip
     async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
-        students = StudentProcess(process)
+        students = StudentProcess(process, within_s=cast.limits.pause_s)
         listening = asyncio.create_task(students.listen())
         ticker = asyncio.create_task(_tick(watch, students, scores, tell))
         try:
@@ -348,6 +319,9 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             policy_id=json.dumps(plan.folder.name),
             adapters="by_key" if plan.adapters == "by_key" else "shared",
             temperature=plan.temperature,
+            answer_limit="" if cast.answer_tokens is None else f"default_max_tokens = {cast.answer_tokens}\n",
+            renderer=cast.renderer,
+            thinking="" if cast.renderer == "auto" else "enable_thinking = false\n",
             judge_port=judge_port,
             method="stepwise" if by_steps else plan.method,
             judge_weight=0.0 if plan.method == "outcome" else 1.0,

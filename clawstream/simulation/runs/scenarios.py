@@ -23,6 +23,7 @@ from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingS
 from clawstream.errors import TryLater
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.simulation.everyday.material import personas as everyday_personas
 from clawstream.simulation.opinions import HINTS, Control, Wish
 from clawstream.simulation.problems import SUBJECTS, UNRELATED, Sum, SumSet, all_of, scored
 from clawstream.simulation.reactions import wordings_of
@@ -187,17 +188,32 @@ _OF_PEOPLE, _OF_AGENTS = ("binary", "opd", "combined", "topk"), ("outcome", "ste
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimits:
+    """How long a run waits; on busy cores a larger policy takes longer for everything."""
+
+    update_s: float = 300.0  # a run that makes no version for this long has failed
+    pause_s: float = 120.0  # so have people whom nobody answers for this long
+    request_s: float = 120.0  # of one answer
+    ready_s: float = 120.0  # until an engine serves a policy that is scored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioPrograms:
     """The programs of a scenario, and how its runs train and are compared."""
 
-    asks: str = "clawstream.simulation.student"  # a module, as is `scores`
-    scores: str = "clawstream.simulation.scorer"
+    asks: str = "clawstream.simulation.student"  # a module
+    scores: tuple[str, ...] = ("clawstream.simulation.scorer",)  # a module, and options of it
+    everyday: bool = False  # people ask everyday requests, of a policy that was trained elsewhere
     methods: tuple[str, ...] = _OF_PEOPLE
     bases: tuple[str, ...] = ("standard", "hard", "demo", "own")
     votes: int = 3  # on each answer
     attempts: int | None = None  # at each task, together a group; None: people talk, and there are no tasks
     batch_samples: int = 16
     adapter_rate: float = 1e-3  # the learning rate of adapters, if nobody names another
+    temperature: float = 1.0  # of people's requests, and of scores
+    answer_tokens: int | None = None  # the policy's own limit; None: what its context leaves
+    renderer: str = "qwen3"
+    limits: TimeLimits = TimeLimits()
     unit: str = "updates"  # the unit in which a run counts its progress
     updates: int = 16  # by default, without the `unrelated_updates`
     talkers: tuple[str, ...] = ()  # who talks one after the other; none: all in one stream
@@ -217,6 +233,16 @@ _PEOPLE = ScenarioPrograms(
     ),
 )
 _OF_HINTS = ("combined", "opd", "topk")
+_EVERYDAY = replace(
+    _PEOPLE,
+    everyday=True,
+    scores=("clawstream.simulation.scorer", "--everyday"),
+    bases=("smollm2",),
+    temperature=0.6,  # at 1 a model of 135 million parameters babbles
+    answer_tokens=80,
+    renderer="auto",
+    limits=TimeLimits(update_s=2400.0, pause_s=600.0, request_s=900.0, ready_s=600.0),
+)
 CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
     {
         "student": _PEOPLE,
@@ -247,9 +273,16 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
             ),
             silenced=MappingProxyType({}),
         ),
+        "everyday": _EVERYDAY,
+        "everyday_blocks": replace(
+            _EVERYDAY,
+            updates=18,
+            talkers=tuple(persona.name for persona in everyday_personas()),
+            silenced=MappingProxyType({}),
+        ),
         "tools": ScenarioPrograms(
             asks="clawstream.simulation.agent",
-            scores="clawstream.simulation.agent_scorer",
+            scores=("clawstream.simulation.agent", "--score"),
             methods=_OF_AGENTS,
             bases=("tools",),
             votes=1,  # so the share of wrong verdicts is that of wrong votes
@@ -264,6 +297,12 @@ CASTS: Mapping[str, ScenarioPrograms] = MappingProxyType(
         ),
     }
 )
+
+
+def names_of(scenario: str) -> tuple[str, ...]:
+    """Return the names of a scenario's people."""
+    people = everyday_personas() if CASTS[scenario].everyday else SCENARIOS[scenario].personas
+    return tuple(who.name for who in people)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

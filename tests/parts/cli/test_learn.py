@@ -17,7 +17,7 @@ from clawstream.simulation.learn.plot import _ceilings, _pieces, plot_curves
 from clawstream.simulation.learn.report import curves
 from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs.run import RunProgress
-from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, failed, long_row, row
+from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, everyday_row, failed, long_row, row
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,18 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
             "--controls coin: it changes nothing of --methods",
         ),
         (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
+        (
+            ["--base", "smollm2"],
+            "--base smollm2: expected standard, hard, demo, own with --scenario all. Nothing was run",
+        ),
+        (
+            ["--scenario", "everyday", "--base", "standard"],
+            "--base standard: expected smollm2 with --scenario everyday",
+        ),
+        (["--scenario", "everyday", "--problems", "p.json"], "--problems: no effect with --scenario everyday"),
+        (["--split", "development", "--num-scored", "4"], "--split, --num-scored: no effect with --scenario all"),
+        (["--scenario", "everyday_blocks", "--updates", "16"], "--scenario everyday_blocks has 3 blocks, all equally"),
+        (["--scenario", "everyday", "--flip-after", "8"], "with --scenario everyday there is nobody to exchange"),
         (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
         (["--scenario", "tools", "--votes-together", "0.5"], "--votes-together: no effect with --scenario tools"),
         (["--scenario", "tools", "--wordy-hints", "0.5"], "--wordy-hints: no effect with --scenario tools"),
@@ -263,6 +275,21 @@ def test_who_has_no_terminal_is_told_in_what_a_run_counts(unit: str, capsys: pyt
         tell("outcome seed 0", RunProgress(phase="agents try", update=1))
 
     assert capsys.readouterr().err == f"outcome seed 0: agents try: 1/4 {unit}\n"
+
+
+def test_of_a_pretrained_model_the_tables_say_what_was_learned_of_the_gap_and_what_was_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [everyday_row(0.5, perplexity=20.0), everyday_row(0.26, perplexity=22.0, control=Control.SHUFFLED)]
+
+    show(tables(rows, rows[0].reference))
+
+    said = " ".join(capsys.readouterr().out.replace("│", " ").replace("┃", " ").split())
+    assert "after 0 after 16 " in said
+    assert "combined 0% 50% combined, shuffled 0% 10%" in said
+    assert "combined 18.0, 0.80, 0.50 20.0, 0.70, 0.40 combined, shuffled 18.0, 0.80, 0.50 22.0, 0.70, 0.40" in said
+    assert "hint in words held out 0.60 (0.56-0.64)" in said
+    assert "combined, shuffled +0.10 +0.40 yes" in said
 
 
 def test_one_method_without_controls_has_one_table() -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from clawstream.simulation.learn import learning
-from clawstream.simulation.learn.cell import OUTCOME
+from clawstream.simulation.learn import cell as cells
+from clawstream.simulation.learn.cell import OUTCOME, Grid
 from clawstream.simulation.learn.grid import Cell
-from clawstream.simulation.learn.learning import Grid
 from clawstream.simulation.learn.outcome import Reference
 from clawstream.simulation.runs.figures import VersionScore
-from clawstream.simulation.runs.people import people_of
-from clawstream.simulation.runs.run import People, RunProgress
+from clawstream.simulation.runs.people import People, people_of
+from clawstream.simulation.runs.run import RunProgress
 from tests.unit.simulation.learn.outcomes import REFERENCE, cell, outcome
 from tests.unit.simulation.learn.outcomes import score as a_score
 
@@ -102,7 +101,7 @@ async def test_the_base_is_scored_by_both_wishes_where_they_flip_and_each_is_kep
         del folder, cache_dir, own
         yield Asking(people.scored, asked)
 
-    monkeypatch.setattr(learning, "room", room)
+    monkeypatch.setattr(cells, "room", room)
     (tmp_path / "grid").mkdir()
     words: list[str] = []
     plain, flips = await grid.reference(say=words.append), await grid.reference(flips=True)

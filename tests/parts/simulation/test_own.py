@@ -12,8 +12,8 @@ from clawstream.config import EngineSettings, Settings, TrainingSettings, load
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.servers.server_process import reserved
 from clawstream.simulation.learn.scoring import room
-from clawstream.simulation.runs.people import people_of
-from clawstream.simulation.runs.run import People, Plan, _settings
+from clawstream.simulation.runs.people import People, people_of
+from clawstream.simulation.runs.run import Plan, _settings
 from clawstream.simulation.runs.scenarios import digest, lent
 from clawstream.training.step.trainer import Trainer
 from tests.parts.engine.process import cpu_engine

@@ -104,10 +104,10 @@ async def test_where_few_sessions_teach_more_are_held_until_a_batch_is_full_and_
 
 @pytest.mark.slow
 async def test_however_long_a_batch_takes_to_fill_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawstream.simulation.runs.programs.UPDATE_WITHIN_S", 2.3)
     monkeypatch.setattr(programs, "PLANNED_WITHIN_S", 0.02)
     monkeypatch.setattr(programs, "AT_A_TIME", 1)
     world = World(one_in=4, session_s=0.05)
+    world.watch.within_s = 2.3
     began_s = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(world.live(3))  # for the second people would begin with two batches' worth

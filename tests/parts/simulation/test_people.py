@@ -287,7 +287,7 @@ async def test_the_judge_answers_an_openai_client_and_repeats_itself_for_a_seed(
 def test_student_judge_and_scorer_share_no_code(programs: tuple[str, str]) -> None:
     first, second = (_ours(name, set()) for name in programs)
 
-    assert not first & second
+    assert first & second <= {"everyday.material"}  # the words and requests that lie there as files
 
 
 def _ours(name: str, seen: set[str]) -> set[str]:

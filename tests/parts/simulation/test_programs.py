@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 from clawstream.errors import PartUnavailable
-from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.programs import StudentProcess
 
 ANSWER = {
@@ -34,7 +33,7 @@ class Told:
 
 async def held(told: Told, lines: list[dict[str, Any]]) -> StudentProcess:
     """Return the students once they were held; each line comes half the bound after the one before."""
-    students = StudentProcess(cast("asyncio.subprocess.Process", told))
+    students = StudentProcess(cast("asyncio.subprocess.Process", told), within_s=WITHIN_S)
     async with asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(students.listen())
         holding = tasks.create_task(students.hold(100))
@@ -46,16 +45,12 @@ async def held(told: Told, lines: list[dict[str, Any]]) -> StudentProcess:
     return students
 
 
-async def test_people_are_waited_for_as_long_as_somebody_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "PAUSE_WITHIN_S", WITHIN_S)
+async def test_people_are_waited_for_as_long_as_somebody_is_answered() -> None:
     students = await held(Told(), [*[ANSWER] * 8, {"event": "paused"}])
     assert len(students.chats) == 8
 
 
 @pytest.mark.parametrize("answers", [0, 3])
-async def test_people_to_whom_nobody_says_anything_any_more_are_given_up(
-    monkeypatch: pytest.MonkeyPatch, answers: int
-) -> None:
-    monkeypatch.setattr(programs, "PAUSE_WITHIN_S", WITHIN_S)
+async def test_people_to_whom_nobody_says_anything_any_more_are_given_up(answers: int) -> None:
     with pytest.RaisesGroup(pytest.RaisesExc(PartUnavailable, match="got no answer")):
         await held(Told(), [ANSWER] * answers)

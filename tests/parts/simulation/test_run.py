@@ -13,7 +13,8 @@ import pytest
 from clawstream.errors import PartUnavailable
 from clawstream.simulation.opinions import Control
 from clawstream.simulation.runs import programs, run
-from clawstream.simulation.runs.run import People, Plan, _free_until, _judge, _next_stop, _settings, _teach
+from clawstream.simulation.runs.people import People
+from clawstream.simulation.runs.run import Plan, _free_until, _judge, _next_stop, _settings, _teach
 
 PEOPLE = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
 PLAN = Plan(
@@ -56,6 +57,19 @@ def test_the_teacher_is_the_plan_s_and_without_one_that_of_the_settings(tmp_path
     assert _settings(replace(plan, training={"teacher": "reference"}), 1234).training.teacher == "reference"
     assert _settings(plan, 1234).training.teacher is None
     assert _settings(plan, 1234).training.keep_checkpoints == 89  # all of them: which are scored is not known here
+
+
+def test_a_pretrained_policy_has_its_own_template_and_limit_and_is_waited_for_longer(tmp_path: Path) -> None:
+    people = replace(PEOPLE, scenario="everyday")
+    found, usual = (
+        _settings(replace(PLAN, folder=tmp_path, people=who, temperature=who.cast.temperature), 1234)
+        for who in (people, PEOPLE)
+    )
+    assert (found.policy.renderer, found.policy.enable_thinking) == ("auto", None)
+    assert (found.gateway.default_max_tokens, found.gateway.default_temperature) == (80, 0.6)
+    assert (usual.policy.renderer, usual.policy.enable_thinking) == ("qwen3", False)
+    assert (usual.gateway.default_max_tokens, usual.gateway.default_temperature) == (None, 1.0)
+    assert people.cast.limits.update_s > 4 * PEOPLE.cast.limits.update_s
 
 
 def test_a_frozen_run_alone_learns_nothing_of_what_people_say(tmp_path: Path) -> None:
@@ -143,7 +157,7 @@ async def taught(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, 
         await world.settle()
 
     monkeypatch.setattr(programs, "quiet", quiet)
-    for name, stand_in in (("program", program), ("StudentProcess", lambda _: world)):
+    for name, stand_in in (("program", program), ("StudentProcess", lambda _, **__: world)):
         monkeypatch.setattr(run, name, stand_in)
     running: Any = SimpleNamespace(addresses=SimpleNamespace(gateway="http://gateway"))
     nothing: Any = None

@@ -15,8 +15,7 @@ from openai.types.chat import ChatCompletionMessage
 
 from clawstream.conversation.messages import Message
 from clawstream.judging.prompts import Case, Prompt, floor_prompt, hint_prompt, score_prompt
-from clawstream.simulation.agent import Agent, AgentClient, Attempt, attempts, results
-from clawstream.simulation.agent_scorer import score
+from clawstream.simulation.agent import Agent, AgentClient, Attempt, attempts, results, score
 from clawstream.simulation.opinions import StepJudge
 from clawstream.simulation.policy.dialogues import HINT_MARKER, Dialogue
 from clawstream.simulation.policy.lessons import HINT, Calls

@@ -70,7 +70,7 @@ def test_who_does_not_say_what_is_wanted_is_displeased_and_gives_no_hint(text: s
 
 
 def test_where_people_want_different_things_a_wrong_hint_names_no_style() -> None:
-    judge = SimulatedJudge(wrong_share=1.0, seed=0, habits=HABITS["all"])
+    judge = SimulatedJudge(wrong_share=1.0, seed=0, listener=HABITS["all"])
 
     assert hint_in(ask(judge, hint_prompt(case("great, thank you!"), 2000))) in HABITS["all"].inventions
     assert not {*HABITS["all"].inventions} & {hint for hints in HINTS.values() for hint in hints}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, StepFigures
 from clawstream.simulation.opinions import Control
-from clawstream.simulation.runs.figures import VersionScore
+from clawstream.simulation.runs.figures import GeneralScore, VersionScore
 
 STEP = StepFigures(
     update=16, loss_tokens=500, samples=16, kl=0.06, entropy=0.5, mean_length=30.5, mean_reward=0.75, grad_norm=0.4,
@@ -72,6 +72,21 @@ def block_row(
             },
             interactions={update: 16 * update for update in by_person},
         ),
+        error=None,
+    )
+
+
+def everyday_row(last: float, *, perplexity: float | None, control: Control | None = None) -> ReportRow:
+    """A run with everyday requests, scored at its end; the base scores 0.2, and with the hint 0.8."""
+    known = GeneralScore(facts=0.8, sums=0.5, perplexity=18.0)
+    reference = Reference(
+        baseline=replace(score(0, 0.2), general=known), ceiling=score(0, 0.8), ceiling_held_out=score(0, 0.6)
+    )
+    left = GeneralScore(facts=0.7, sums=0.4, perplexity=perplexity)
+    return ReportRow(
+        cell=replace(cell(control=control), scenario="everyday", base="smollm2", split="report", score_at=(0, 16)),
+        reference=reference,
+        outcome=replace(outcome(0.4, 0.6), scores={16: replace(score(16, last), general=left)}, interactions={16: 99}),
         error=None,
     )
 

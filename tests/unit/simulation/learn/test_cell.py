@@ -12,7 +12,8 @@ from clawstream.simulation.learn import cell
 from clawstream.simulation.learn.cell import Order, _outcome, _scores
 from clawstream.simulation.runs.counting import Counts
 from clawstream.simulation.runs.figures import Chat, VersionScore
-from clawstream.simulation.runs.run import People, RunRecord
+from clawstream.simulation.runs.people import People
+from clawstream.simulation.runs.run import RunRecord
 from tests.unit.projections.logs import example
 from tests.unit.simulation.learn.outcomes import cell as cell_of
 from tests.unit.simulation.learn.outcomes import score

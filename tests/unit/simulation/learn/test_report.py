@@ -10,9 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.simulation.learn.outcome import CellOutcome, ReportRow, read_as
-from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, lasting, mean_of, steadiness
+from clawstream.simulation.learn.report import T950, T975, checks, curves, gains, general, lasting, mean_of, steadiness
 from clawstream.simulation.opinions import Control
-from tests.unit.simulation.learn.outcomes import block_row, failed, long_row, outcome, row, score
+from tests.unit.simulation.learn.outcomes import (
+    REFERENCE,
+    block_row,
+    everyday_row,
+    failed,
+    long_row,
+    outcome,
+    row,
+    score,
+)
 
 
 def test_the_interval_of_a_mean_is_student_s() -> None:
@@ -326,3 +335,35 @@ def test_a_method_s_blocks_are_means_over_seeds_and_its_controls_stand_apart() -
     assert real.newest.mean == pytest.approx(0.8)
     assert steadiness(rows[0]) == ()
     assert checks(rows[:3]) == []
+
+
+def test_how_much_of_the_gap_is_closed_is_a_share_of_what_the_hint_adds() -> None:
+    assert REFERENCE.closed(0.5) == pytest.approx(0.5)
+    assert REFERENCE.closed(0.1) == pytest.approx(-1 / 6)
+    assert replace(REFERENCE, ceiling=REFERENCE.baseline).closed(0.5) is None
+
+
+def test_a_row_of_everyday_requests_has_what_was_closed_of_the_gap_and_what_was_kept_beside_it() -> None:
+    found = everyday_row(0.5, perplexity=20.0).as_json()
+    assert (found["split"], found["baseline"], found["ceiling"], found["ceiling_held_out"]) == ("report", 0.2, 0.8, 0.6)
+    assert found["ceiling_by_persona"] == {"student": 0.8, "ta": 0.8}
+    assert found["gap_closed"] == pytest.approx({"0": 0.0, "16": 0.5})
+    assert found["general"]["16"] == {"facts": 0.7, "sums": 0.4, "perplexity": 20.0}
+    assert row(0.3, 0.5).as_json()["general"] is None
+
+
+@pytest.mark.parametrize(("control", "real", "holds"), [(0.25, 0.5, True), (0.27, 0.6, False), (0.25, 0.48, False)])
+def test_a_control_of_everyday_requests_is_held_against_what_the_hint_adds(
+    control: float, real: float, holds: bool
+) -> None:
+    rows = [everyday_row(real, perplexity=20.0), everyday_row(control, perplexity=20.0, control=Control.SHUFFLED)]
+    (found,) = checks(rows)
+    assert found.holds is holds
+    nothing_to_gain = [replace(r, reference=replace(r.reference, ceiling=r.reference.baseline)) for r in rows]
+    assert checks(nothing_to_gain)[0].holds is None
+
+
+def test_a_perplexity_that_is_missing_in_one_run_is_missing_in_the_mean() -> None:
+    found = general([everyday_row(0.5, perplexity=20.0), everyday_row(0.5, perplexity=None)])
+    assert found["combined"][16].perplexity is None
+    assert found["combined"][0].perplexity == 18.0

@@ -120,10 +120,11 @@ async def test_a_round_ends_with_all_that_its_steps_taught_however_late_the_trai
     assert world.watch.rounds == (0, 3, 6)
 
 
-async def test_a_batch_that_is_never_planned_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawstream.simulation.runs.programs.UPDATE_WITHIN_S", 0.5)
+async def test_a_batch_that_is_never_planned_ends_the_run() -> None:
+    world = World(late_s=60)
+    world.watch.within_s = 0.5
     with pytest.raises(PartUnavailable, match="no plan of batch 1, whose samples are there, within"):
-        await World(late_s=60).live(1)
+        await world.live(1)
 
 
 async def test_a_request_that_failed_is_no_step_and_ends_the_run() -> None:

@@ -1,0 +1,109 @@
+"""People and scorer of everyday requests as a run starts them: processes of their own, over HTTP."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clawstream.config import KafkaSettings, load
+from clawstream.simulation.everyday.material import general, personas
+from clawstream.simulation.everyday.person import NO_ANSWER, THANKS
+from clawstream.simulation.learn.scoring import CheckpointScoring
+from clawstream.simulation.runs.people import People, people_of
+from clawstream.simulation.runs.programs import ScorerProcess, keys_for
+from clawstream.simulation.runs.scenarios import CASTS
+from tests.parts.simulation import chat_server
+from tests.parts.simulation.chat_server import serving
+from tests.parts.simulation.test_people import lines_until_exit, program
+
+SYSTEMS = {one.system: one.name for one in personas()}
+CITIES = "Paris, Tokyo, Rome, Berlin and Cairo; 7 and 12."
+
+
+def answer(messages: list[dict[str, str]]) -> str:
+    """Greet the traveller and nobody else; say the same of facts and sums."""
+    if messages[0]["role"] != "system":
+        return CITIES
+    asked = messages[-1]["content"]
+    greets = SYSTEMS[messages[0]["content"]] == "traveller" or "[user's hint" in asked
+    return f"{'Hello! ' if greets else ''}It is about this: {asked.splitlines()[0]}"
+
+
+@pytest.fixture
+def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> People:
+    monkeypatch.setattr(chat_server, "answer", answer)
+    return people_of("everyday", tmp_path, num_scored=3)
+
+
+async def test_people_ask_through_their_assistant_and_leave_the_limit_of_an_answer_to_the_policy(
+    people: People,
+) -> None:
+    async with (
+        serving() as chat,
+        program(
+            "student", "--everyday", "--base-url", chat.url, "--problems", str(people.asked), "--sessions", "12",
+            "--concurrency", "1", "--hint-share", "0.5",
+        ) as student,
+    ):  # fmt: skip
+        reports = await lines_until_exit(student)
+
+    first, last = [body for _, body in chat.asked[::2]], [body for _, body in chat.asked[1::2]]
+    assert [report["first_answer"] for report in reports] == [True, False] * 12
+    assert not any(report["failed"] for report in reports)
+    assert {SYSTEMS[body["messages"][0]["content"]] for body in first} == {"cook", "clerk", "traveller"}
+    assert {"max_tokens" in body for body in first} == {False}
+    assert {body["max_tokens"] for body in last} == {1}
+    assert ["x-session-done" in headers for headers, _ in chat.asked] == [False, True] * 12
+    said = {(SYSTEMS[body["messages"][0]["content"]], body["messages"][3]["content"]) for body in last}
+    content = {name for name, words in said if words in (*THANKS, *NO_ANSWER)}
+    assert content <= {"traveller", "cook"}
+
+
+@pytest.mark.parametrize("hinted", [False, True])
+async def test_a_score_is_of_the_wish_with_facts_and_sums_beside_it(
+    people: People, tmp_path: Path, hinted: bool
+) -> None:
+    (tmp_path / "logs").mkdir()
+    async with serving() as chat:
+        scorer = ScorerProcess(
+            chat.url.removesuffix("/v1"), people.scored, tmp_path / "logs", cast=CASTS["everyday"], seed=0,
+            temperature=0.6,
+        )  # fmt: skip
+        found = await scorer.score(3, hinted=hinted)
+
+    requests = [body for _, body in chat.asked if body["messages"][0]["role"] == "system"]
+    known = [body for _, body in chat.asked if body["messages"][0]["role"] != "system"]
+    assert found.num_problems == len(requests) == 9
+    assert {body["temperature"] for body in requests} == {0.6}
+    assert not any("max_tokens" in body for body in requests)
+    assert found.num_styled is not None
+    assert found.num_styled >= 3
+    if hinted:
+        rows = [json.loads(line) for line in people.scored.read_text().splitlines()]
+        asked = {body["messages"][1]["content"] for body in requests}
+        assert asked == {f"{row['question']}\n\n[user's hint / instruction]\n{row['hint']}" for row in rows}
+        assert (found.general, known) == (None, [])
+    else:
+        assert found.general is not None
+        assert (found.general.facts, found.general.sums) == (7 / 20, 4 / 20)
+        assert len(known) == len(general().facts) + len(general().sums)
+        assert {body["temperature"] for body in known} == {0.0}
+
+
+def test_a_version_is_scored_under_the_limit_and_the_template_of_the_run(tmp_path: Path) -> None:
+    def config(scenario: str) -> Path:
+        scoring = CheckpointScoring(
+            folder=tmp_path, kafka=KafkaSettings(bootstrap="k:9"), problems=tmp_path, cast=CASTS[scenario]
+        )
+        return scoring._config(tmp_path, "http://engine:1", 1, "scored")
+
+    found, usual = load(config("everyday")), load(config("all"))
+    assert (found.gateway.default_max_tokens, found.policy.renderer, found.policy.enable_thinking) == (80, "auto", None)
+    assert (usual.gateway.default_max_tokens, usual.policy.renderer, usual.policy.enable_thinking) == (
+        None, "qwen3", False,
+    )  # fmt: skip
+
+
+def test_everybody_who_talks_can_have_a_key_of_their_own(tmp_path: Path) -> None:
+    shown = json.loads(keys_for("everyday", tmp_path / "keys.json", tmp_path).read_text())
+    assert set(shown) == {one.name for one in personas()}
