@@ -16,7 +16,7 @@ from clawstream.cli.process import (
     pulse,
     run_until_stopped,
 )
-from clawstream.config import Settings
+from clawstream.config import Settings, share_cores
 from clawstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -283,6 +283,7 @@ def monitor(context: typer.Context) -> None:
 def _settings(context: typer.Context, stage: str) -> Settings:
     settings = Context.of(context).settings()
     log_to_stderr(stage)
+    share_cores()
     return settings
 
 

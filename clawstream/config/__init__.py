@@ -222,3 +222,11 @@ def stay_on_this_machine() -> None:
     """Let torch's processes find each other on the loopback interface alone, whatever the host's name resolves to."""
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo0" if sys.platform == "darwin" else "lo")
+
+
+def share_cores() -> None:
+    """Let torch's threads, once it is imported, sleep while they wait for each other, so that other processes compute.
+
+    Where engine and trainer have as many threads as there are cores, each would else spin while the other computes.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

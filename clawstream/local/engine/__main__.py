@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 
+from clawstream.config import share_cores
 from clawstream.errors import OperatorError
 
 
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--weight-version", default="default", help="name of the weights loaded at the start (default)")
     options = vars(parser.parse_args())
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    share_cores()
     # Imported here, so that --help does not wait for torch.
     from clawstream.local.engine.server import serve
 

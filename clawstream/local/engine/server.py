@@ -21,8 +21,9 @@ from clawstream.local.engine.rows import Decode
 
 log = logging.getLogger(__name__)
 
-# Below this size a second thread costs more in hand-overs than it computes.
-_ONE_THREAD_PARAMETERS = 20_000_000
+# Below this size a second thread costs more in hand-overs than it computes, and a request's cache takes little memory.
+_SMALL_PARAMETERS = 20_000_000
+_AT_ONCE, _LARGE_AT_ONCE = 64, 16  # requests; of SmolLM2 each takes 47 MB for 1,024 tokens
 # The worker releases the interpreter at every tensor operation; the event loop should not keep it for 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
 
@@ -33,7 +34,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 30100,
     context_length: int | None = None,
-    max_running_requests: int = 64,
+    max_running_requests: int | None = None,
     threads: int | None = None,
     weight_version: str = "default",
 ) -> None:
@@ -43,14 +44,16 @@ def serve(
     model = RowModel(model_path)
     if context_length is not None:
         model.context_length_tokens = min(context_length, model.context_length_tokens)
+    is_small = model.num_parameters < _SMALL_PARAMETERS
     if threads is None:
-        threads = 1 if model.num_parameters < _ONE_THREAD_PARAMETERS else os.cpu_count() or 1
+        threads = 1 if is_small else os.cpu_count() or 1
+    num_rows = max_running_requests or (_AT_ONCE if is_small else _LARGE_AT_ONCE)
     listener = _listen(host, port)
     decode = _decoder(model_path)
-    core = Core(model, num_rows=max_running_requests, version=weight_version, decode=decode)
+    core = Core(model, num_rows=num_rows, version=weight_version, decode=decode)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvicorn.Config(build_app, loop="auto").get_loop_factory()) as runner:
-        runner.run(_serve(model, core, listener, model_path, max_running_requests, threads, decode is not None))
+        runner.run(_serve(model, core, listener, model_path, num_rows, threads, decode is not None))
 
 
 async def _serve(
