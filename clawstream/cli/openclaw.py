@@ -6,6 +6,7 @@ While OpenClaw is connected, two files lie beside openclaw.json: `openclaw.json.
 
 import json
 import os
+import shlex
 import tempfile
 import urllib.error
 import urllib.request
@@ -18,11 +19,11 @@ import typer
 from rich.console import Console
 
 from clawstream.cli.process import Context, gateway_url
+from clawstream.config import GatewaySettings, Settings
 from clawstream.errors import ConfigError
 
 if TYPE_CHECKING:
     from clawstream.cli.openclaw_config import Provider
-    from clawstream.config import Settings
 
 openclaw = typer.Typer(name="openclaw", help="Let OpenClaw on this machine talk to the gateway.", no_args_is_help=True)
 _ANSWERS_WITHIN_S = 5.0
@@ -183,7 +184,7 @@ def openclaw_json(environment: Mapping[str, str]) -> Path:
     return folder / "openclaw.json"
 
 
-def _provider(settings: "Settings", *, name: str, url: str | None, key: str | None) -> "Provider":
+def _provider(settings: Settings, *, name: str, url: str | None, key: str | None) -> "Provider":
     from clawstream.cli.openclaw_config import Provider
 
     gateway = settings.gateway
@@ -252,3 +253,18 @@ def _replace(path: Path, text: str, mode: int) -> None:
 
 def _say(words: str) -> None:
     Console(stderr=True).print(words, highlight=False, soft_wrap=True, markup=False)
+
+
+def connecting(settings: Settings, url: str, config: Path | None) -> str:
+    """Return the command that connects OpenClaw, from any folder, to the gateway at `url` with settings `config`."""
+    named = "" if config is None else f" -c {shlex.quote(str(config.absolute()))}"
+    elsewhere = "" if settings.gateway.port == GatewaySettings().port else f" --url {url}"
+    return f"clawstream{named} openclaw connect --write{elsewhere}"
+
+
+def wants_key(settings: Settings) -> bool:
+    """Whether clients need a key of the gateway's key file (which holds only hashes, so we can't show one)."""
+    from clawstream.gateway.access.key_file import read_keys
+
+    ring = read_keys(settings.keys_file)
+    return settings.gateway.api_key is None and bool(ring.keys) and not ring.open

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from clawstream.cli.process import AsJson, Context, broker, database, database_address, hide_torch
-from clawstream.config import Settings
-from clawstream.errors import OperatorError
+from clawstream.config import EngineSettings, Settings
+from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 
 T = TypeVar("T")
 
@@ -20,6 +20,10 @@ topics = typer.Typer(
 )
 db = typer.Typer(name="db", help="The database's tables.", no_args_is_help=True)
 model = typer.Typer(name="model", help="A small model to serve and to teach.", no_args_is_help=True)
+Own = Literal["smollm2", "tiny"]  # the models that nobody has to have
+_OWN: tuple[Own, ...] = ("smollm2", "tiny")
+# Settings under [training] that say when a step is taken, or that go with no step on a correction alone.
+_STEPS = frozenset({"cadence", "batch_samples", "max_wait_s", "method", "recipe", "teacher", "hint_choice"})
 
 
 @topics.command()
@@ -170,6 +174,66 @@ def get_model(
     folder = packaged_model(settings.cache_dir.absolute(), found)
     told = {"path": str(folder), "origin": found.origin, "licence": "Apache-2.0"}
     typer.echo(json.dumps(told) if as_json else folder)
+
+
+def which_model(asked: str | None, engine: EngineSettings) -> Path | Own:
+    """Return the folder to serve, or which of our own models: SmolLM2, where neither --model nor the settings name one.
+
+    Raises ConfigError where the engines are somebody else's and it is not said what they serve.
+    """
+    if asked is not None:
+        return next((own for own in _OWN if own == asked), Path(asked))
+    if engine.model_path is not None:
+        return engine.model_path
+    if engine.urls:
+        raise ConfigError(
+            f"engine.urls names {', '.join(engine.urls)}, and engine.model_path is not set. Nothing was started. Name "
+            "the folder of the model that is served there; or take engine.urls out, and an engine of our own is started"
+        )
+    return "smollm2"
+
+
+def our_own(name: Own, settings: Settings, console: Console, *, is_asked: bool) -> tuple[Path, Settings]:
+    """Return the folder of one of our own models, fetched if need be, and the settings that suit it."""
+    hide_torch()
+    from clawstream.inference.model_folder import base_in
+    from clawstream.local.packaged_model import SMOLLM2, packaged_model
+    from clawstream.simulation.policy.recipe import base_policy
+
+    if not is_asked:
+        what = f"serving {SMOLLM2.title}; [bold]--model tiny[/] serves the demo's tiny policy"
+        console.print(f"no model is set (engine.model_path or --model): {what}", soft_wrap=True)
+    try:
+        folder = base_policy(settings.cache_dir) if name == "tiny" else packaged_model(settings.cache_dir, SMOLLM2)
+    except PartUnavailable as error:
+        if name == "tiny":
+            raise
+        raise PartUnavailable(
+            f"{error}. Or serve another model: --model FOLDER, one that you have; --model tiny, the demo's policy, "
+            "which comes with clawstream"
+        ) from error
+    fingerprint = base_in(folder, settings.cache_dir).model_sha256
+    assert fingerprint is not None, f"{folder} is whole, so it has weights"
+    return folder, suited(settings, name, fingerprint)
+
+
+def suited(settings: Settings, name: Own, fingerprint: str) -> Settings:
+    """Return the settings with what suits one of our own models, wherever none is set, and an id of the policy's own.
+
+    The id has the model's fingerprint. It keeps what is said to this model out of the training of the one that is
+    served next from the same data folder.
+    """
+    from clawstream.local.packaged_model import SMOLLM2
+    from clawstream.simulation.policy.recipe import LEARNING_RATE
+
+    suits: Mapping[str, Mapping[str, object]] = SMOLLM2.suits
+    if name == "tiny":  # which was built without thinking
+        suits = {"policy": {"enable_thinking": False}, "training": {"learning_rate": LEARNING_RATE}}
+    chosen = {section: dict(values) for section, values in suits.items()}
+    chosen.setdefault("policy", {})["id"] = f"{name}-{fingerprint[:8]}"
+    if name == "smollm2" and settings.judge.url is None and not settings.training.model_fields_set & _STEPS:
+        chosen["training"]["cadence"] = "correction"  # one person's words would wait an hour for a batch
+    return settings.where_unset(chosen)
 
 
 def config(

@@ -17,8 +17,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from clawstream.cli.process import Context, harmless, hide_torch, log_to_stderr, run_until_stopped
-from clawstream.config import EXAMPLE_KEY, GatewaySettings, Settings, inherited_environment
+from clawstream.cli.openclaw import connecting, wants_key
+from clawstream.cli.process import Context, harmless, log_to_stderr, run_until_stopped
+from clawstream.cli.topics import our_own, which_model
+from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable, TryLater
 from clawstream.events import (
     Event,
@@ -52,7 +54,13 @@ LOADED_WITHIN_S = 1800.0  # a large model from a slow disk
 
 def up(
     context: typer.Context,
-    model: Annotated[Path | None, typer.Option(help="The policy's Hugging Face folder.", metavar="FOLDER")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="The policy's Hugging Face folder; or smollm2, which is served where the settings name none; or tiny.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Empty the embedded broker and database first.")] = False,
 ) -> None:
     """Run everything on this machine, until Ctrl-C: broker, database, engine, gateway, judges' caller, trainer."""
@@ -64,11 +72,12 @@ def up(
         from clawstream.judging.stage import heuristic_named
 
         heuristic_named(settings.rewards.heuristic_function)
+    named = which_model(model, settings.engine)
     refuse_what_is_missing(settings)
-    named = model or settings.engine.model_path
-    model_path = _tiny_policy(settings, console) if named is None else checked_model(named)
-    if named is None:
-        settings = as_tiny(settings, model_path)
+    if isinstance(named, Path):
+        model_path = checked_model(named)
+    else:
+        model_path, settings = our_own(named, settings, console, is_asked=model is not None)
     run_until_stopped(
         lambda stop: serve_until_stopped(settings, model_path, console, stop, config=options.config, fresh=fresh)
     )
@@ -110,34 +119,6 @@ async def serve_until_stopped(
             if supervisor.failed.is_set() and not stop.is_set():
                 raise PartUnavailable(supervisor.failure())
     console.print("stopped; nothing was lost: the log, the database and the weights are kept for the next start")
-
-
-def _tiny_policy(settings: Settings, console: Console) -> Path:
-    """Return the folder of the demo's policy, so that `clawstream up` needs no model."""
-    hide_torch()
-    from clawstream.simulation.policy.recipe import base_policy
-
-    console.print("no model is set (engine.model_path or --model): serving the tiny policy of `clawstream demo`")
-    return base_policy(settings.cache_dir)
-
-
-def as_tiny(settings: Settings, model_path: Path) -> Settings:
-    """Return the settings with the tiny policy's own id, thinking and learning rate, where none is set.
-
-    Its own id keeps its conversations out of the training of the model that is served next from the same data folder.
-    With thinking it would garble its answers, and at the learning rate of a large model it would learn nothing.
-    """
-    from clawstream.inference.model_folder import fingerprint
-    from clawstream.simulation.policy.recipe import LEARNING_RATE
-
-    policy, training = settings.policy, settings.training
-    if not policy.is_named:
-        policy = policy.model_copy(update={"id": f"tiny-{fingerprint(model_path)[:8]}"})
-    if policy.enable_thinking is None:
-        policy = policy.model_copy(update={"enable_thinking": False})
-    if "learning_rate" not in training.model_fields_set:
-        training = training.model_copy(update={"learning_rate": LEARNING_RATE})
-    return settings.model_copy(update={"policy": policy, "training": training})
 
 
 async def _context_tokens(running: "Installation") -> int:
@@ -215,27 +196,17 @@ def _greet(
             "`clawstream status` says when it answers",
             soft_wrap=True,
         )
+    if settings.training.corrects:
+        console.print(
+            '  words are trained on at once (training.cadence = "correction"): clawstream feedback ANSWER --hint WORDS',
+            soft_wrap=True,
+        )
     console.print(f"\nPoint OpenClaw here: [bold]{connecting(settings, addresses.gateway, config)}[/]", soft_wrap=True)
     if wants_key(settings):
         console.print("  with [bold]--key[/] and a key in force (`clawstream keys add NAME` makes one)", soft_wrap=True)
     if (warning := too_few(context_tokens)) is not None:
         console.print(f"  [yellow]{warning}[/]")
     console.print("Ctrl-C stops everything.")
-
-
-def connecting(settings: Settings, url: str, config: Path | None) -> str:
-    """Return the command that connects OpenClaw, from any folder, to the gateway at `url` with settings `config`."""
-    named = "" if config is None else f" -c {shlex.quote(str(config.absolute()))}"
-    elsewhere = "" if settings.gateway.port == GatewaySettings().port else f" --url {url}"
-    return f"clawstream{named} openclaw connect --write{elsewhere}"
-
-
-def wants_key(settings: Settings) -> bool:
-    """Whether clients need a key of the gateway's key file (which holds only hashes, so we can't show one)."""
-    from clawstream.gateway.access.key_file import read_keys
-
-    ring = read_keys(settings.keys_file)
-    return settings.gateway.api_key is None and bool(ring.keys) and not ring.open
 
 
 class VersionNews:

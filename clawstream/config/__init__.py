@@ -107,6 +107,16 @@ class Settings(BaseSettings):
         """Return the settings of another policy on the same base; its versions have a folder of their own."""
         return self.model_copy(update={"policy": self.policy.model_copy(update={"id": policy_id})})
 
+    def where_unset(self, chosen: Mapping[str, Mapping[str, Any]]) -> "Settings":
+        """Return the settings with these values, by section and key, wherever none is set; others may follow from them.
+
+        The values have to go with those that are set.
+        """
+        sections = {name: getattr(self, name) for name in chosen}
+        said = {name: {key: getattr(one, key) for key in one.model_fields_set} for name, one in sections.items()}
+        updated = {name: type(one)(**(dict(chosen[name]) | said[name])) for name, one in sections.items()}
+        return self.model_copy(update=updated)
+
     @model_validator(mode="after")
     def _adapters_of_keys_lie_on_this_machine(self) -> "Settings":
         if self.policy.by_key and self.weights.url is not None:

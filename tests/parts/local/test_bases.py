@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from clawstream.cli.process import Context
-from clawstream.cli.up import as_tiny
 from clawstream.config import (
     EngineSettings,
     GatewaySettings,
@@ -19,16 +18,13 @@ from clawstream.config import (
     PolicySettings,
     PostgresSettings,
     Settings,
-    TrainingSettings,
     dump,
-    load,
 )
 from clawstream.errors import OtherBase
 from clawstream.events import BaseNamed, Event
 from clawstream.inference.model_folder import base_in, fingerprint
 from clawstream.local.installation import installation, name_base
 from clawstream.local.running import policy_of, read_parts, settings_file
-from clawstream.simulation.policy.recipe import LEARNING_RATE
 from clawstream.stream import topics
 from clawstream.stream.kafka import admin
 from clawstream.stream.kafka.kafka_log import KafkaLog
@@ -141,33 +137,6 @@ def test_a_file_is_hashed_again_only_where_its_size_or_its_time_differs(tmp_path
     assert base_in(base, cache) == first
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     assert base_in(base, cache).model_sha256 == fingerprint(base) != first.model_sha256
-
-
-def test_the_policy_that_comes_without_a_model_has_an_id_and_a_folder_of_its_own(tmp_path: Path) -> None:
-    tiny = folder(tmp_path / "tiny")
-    unsaid = Settings(data_dir=tmp_path, environment=False)
-    own = as_tiny(unsaid, tiny)
-    assert own.policy.id == f"tiny-{fingerprint(tiny)[:8]}"
-    assert own.checkpoints_dir != unsaid.checkpoints_dir
-    assert own.policy.served_model == unsaid.policy.served_model
-    assert own.training.learning_rate == LEARNING_RATE
-    assert own.policy.enable_thinking is False, "it was built without"
-    config = tmp_path / "clawstream.toml"
-    config.write_text(
-        'environment = false\n[policy]\nid = "mine"\nenable_thinking = true\n[training]\nlearning_rate = 1e-4\n'
-    )
-    named = load(config)
-    as_named = as_tiny(named, tiny)
-    assert (as_named.policy, as_named.training) == (named.policy, named.training)
-    config.write_text('environment = false\n[policy]\nserved_model = "qwen3-4b"\n')
-    assert as_tiny(load(config), tiny).policy.id.startswith("tiny-")
-
-
-def test_a_learning_rate_that_is_set_is_kept_also_where_it_is_the_default(tmp_path: Path) -> None:
-    tiny = folder(tmp_path / "tiny")
-    config = tmp_path / "clawstream.toml"
-    config.write_text("environment = false\n[training]\nlearning_rate = 1e-5\n")
-    assert as_tiny(load(config), tiny).training.learning_rate == TrainingSettings().learning_rate == 1e-5
 
 
 def test_commands_that_look_mean_the_policy_that_was_last_up_unless_one_is_named(tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ def make_wheel(folder: Path, gguf: bytes) -> PackagedModel:
         for name, content in (files | {f"{info}/RECORD": f"{record}{info}/RECORD,,\n".encode()}).items():
             archive.writestr(zipfile.ZipInfo(name), content)
     return PackagedModel(
-        name="tiny", package=PACKAGE, version="1.0", wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        name="tiny", title="Tiny", package=PACKAGE, version="1.0", wheel_mb=1,
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         file=FILE, file_sha256=hashlib.sha256(gguf).hexdigest(), origin="A tiny model by a test",
     )  # fmt: skip
 
