@@ -257,9 +257,13 @@ def _say(words: str) -> None:
 
 def connecting(settings: Settings, url: str, config: Path | None) -> str:
     """Return the command that connects OpenClaw, from any folder, to the gateway at `url` with settings `config`."""
-    named = "" if config is None else f" -c {shlex.quote(str(config.absolute()))}"
     elsewhere = "" if settings.gateway.port == GatewaySettings().port else f" --url {url}"
-    return f"clawstream{named} openclaw connect --write{elsewhere}"
+    return f"{called(config)} openclaw connect --write{elsewhere}"
+
+
+def called(config: Path | None) -> str:
+    """Return how clawstream is called, from any folder, with the settings of this file; None: with the usual ones."""
+    return "clawstream" if config is None else f"clawstream -c {shlex.quote(str(config.absolute()))}"
 
 
 def wants_key(settings: Settings) -> bool:

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from clawstream.cli.openclaw import connecting, wants_key
+from clawstream.cli.openclaw import called, connecting, wants_key
 from clawstream.cli.process import Context, harmless, log_to_stderr, run_until_stopped
 from clawstream.cli.topics import our_own, which_model
 from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
@@ -198,7 +198,8 @@ def _greet(
         )
     if settings.training.corrects:
         console.print(
-            '  words are trained on at once (training.cadence = "correction"): clawstream feedback ANSWER --hint WORDS',
+            '  words are trained on at once (training.cadence = "correction"): '
+            f"{called(config)} feedback ANSWER --hint WORDS",
             soft_wrap=True,
         )
     console.print(f"\nPoint OpenClaw here: [bold]{connecting(settings, addresses.gateway, config)}[/]", soft_wrap=True)

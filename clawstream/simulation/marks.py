@@ -186,7 +186,8 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     share, z2 = successes / n, _Z95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = _Z95 / (1 + z2 / n) * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # Rounding may leave a bound on the share's wrong side where the share is 0 or 1.
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
 
 
 def _has_steps(question: HeldOutQuestion, answer: str) -> bool:

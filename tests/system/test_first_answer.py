@@ -40,5 +40,6 @@ def test_up_without_a_model_answers_in_english(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         said += process.communicate(timeout=120)[1]
     assert "the capital of France is Paris" in answer.replace("The", "the")
-    assert 'words are trained on at once (training.cadence = "correction")' in said
+    corrects = f"clawstream -c {config} feedback ANSWER --hint WORDS"
+    assert f'words are trained on at once (training.cadence = "correction"): {corrects}' in said
     assert process.returncode == 0, said

@@ -320,6 +320,8 @@ class Admission:
 
     def _accept(self, asked: _Asked, session: _Session, prompt: Continued, context_length_tokens: int) -> Accepted:
         named = asked.named
+        # Where agents are named, nobody's groups have a prefix as well: without one they could have an agent's.
+        asker = asked.asker if self.policy.agent_entry is None else asked.asker or ""
         return Accepted(
             exchange_id=str(uuid.uuid4()),
             session_id=session.id,
@@ -329,7 +331,7 @@ class Admission:
             model=self.policy.served_model,
             request_sha256=asked.chat.sha256,
             retry_count=named.retry_count,
-            group=None if named.group is None else named.group.of_asker(asked.asker),
+            group=None if named.group is None else named.group.of_asker(asker),
             num_spliced=prompt.num_spliced,
             sampling=self._sampling(asked.chat, named.turn_type, prompt.token_ids, context_length_tokens),
             policy_id=asked.policy_id,

@@ -8,7 +8,7 @@ the log and the recorded offsets contradict each other nothing is changed, unles
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -136,7 +136,8 @@ def _alone(engine: Engine) -> Iterator[psycopg.Cursor]:
         try:
             yield cursor
         finally:
-            if not cursor.connection.closed:  # Postgres may notice the end of a session only later
+            # Postgres may notice only later that a session was closed; one that it has ended itself has no lock.
+            with suppress(psycopg.Error):
                 cursor.execute("SELECT pg_advisory_unlock(%s)", (_BUILD_LOCK,))
 
 

@@ -63,6 +63,10 @@ class BatchRules:
             return False
         return self.refreshes or (self.corrects and sample.hint_by_person)
 
+    def asked_once(self, sample: SampleAssembled) -> tuple[str, str | None]:
+        """Return what is answered again once alone: a turn, or, where corrections count, a turn and the words on it."""
+        return sample.turn_id, None if self.refreshes else sample.hint
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merging:

@@ -83,7 +83,7 @@ class Batcher:
         self._revisions: defaultdict[str, set[str]] = defaultdict(set)  # ids of waiting samples, by answer
         self._newest: dict[_Answer, _Revision] = {}  # the newest revision of answers with feedback
         self._late: dict[str, Arrival] = {}  # late samples whose prompts are to be answered again, by turn
-        self._asked: set[str] = set()  # turns for which the log asks that their prompts be answered again
+        self._asked = set[tuple[str, str | None]]()  # turns, and words, that are not to be answered again any more
         self._taken_back: set[str] = set()  # hints of corrections that were replaced before they were trained on
         self._refused: set[str] = set()  # sessions of requests whose answers are no samples
         self._groups = SettledGroups()
@@ -170,8 +170,7 @@ class Batcher:
         if rejected:
             self._rejected.add(plan.policy_version)
         self._wanted.difference_update(plan.sample_ids)
-        for name in plan.sample_ids:
-            self._found.pop(name, None)
+        self._found = {name: sample for name, sample in self._found.items() if name not in plan.sample_ids}
 
     def due(
         self, *, parent_version: int, now_ms: int, merging: Merging | None = None, held: Collection[str] | None = None
@@ -204,6 +203,7 @@ class Batcher:
             if arrival is None:
                 continue
             self._found[name] = arrival.sample
+            self._asked.add((arrival.sample.turn_id, arrival.sample.hint))
             for late in self._rivals(arrival.sample):
                 self._drop([late.sample.sample_id], DropReason.LATE)
                 self._keep_late(late)
@@ -219,7 +219,7 @@ class Batcher:
         """Note that the log now asks for new answers to these samples' prompts."""
         for arrival in arrivals:
             self._late.pop(arrival.sample.turn_id, None)
-            self._asked.add(arrival.sample.turn_id)
+            self._asked.add(self._rules.asked_once(arrival.sample))
 
     @property
     def num_waiting(self) -> int:
@@ -281,7 +281,7 @@ class Batcher:
         """Have the turn's prompt answered again, once, where the late sample is newer than the planned revision."""
         sample = arrival.sample
         planned = self._turns.get(sample.answer_id, {}).items()
-        is_new = sample.turn_id not in self._asked and sample.turn_id not in self._late
+        is_new = self._rules.asked_once(sample) not in self._asked and sample.turn_id not in self._late
         counts = self._rules.answers_again(sample)
         if is_new and counts and all(r < _revision(sample) for judge, r in planned if _is_one(judge, _judge(sample))):
             self._late[sample.turn_id] = arrival

@@ -145,7 +145,7 @@ def test_a_secret_in_an_address_is_refused_and_not_repeated(tmp_path: Path, sett
 def test_a_teacher_is_named_or_has_an_address(tmp_path: Path) -> None:
     path = tmp_path / "clawstream.toml"
     path.write_text('[training]\nteacher = "engine"\n')
-    with pytest.raises(ConfigError, match=r"training.teacher: .*current.*http.*\(found 'engine'\)\. Nothing"):
+    with pytest.raises(ConfigError, match=r"training.teacher: .*reference.*http.*\(found 'engine'\)\. Nothing"):
         load(path)
 
 

@@ -80,10 +80,11 @@ async def test_a_name_that_is_none_is_refused_and_nothing_is_generated_or_record
 async def test_a_group_of_one_agent_is_no_other_agents_group(gateway: RunningGateway) -> None:
     for agent in ("anna", "ben", None):
         await gateway.chat(headers={"X-Group-Id": "task"}, **of(agent))
+    await gateway.chat(headers={"X-Group-Id": "anna/task"}, **of(None))
     await gateway.chat(n=2, **of("anna"))
-    exchanges = await gateway.recorded(ExchangeCompleted, at_least=5)
+    exchanges = await gateway.recorded(ExchangeCompleted, at_least=6)
     named = {one.group_id for one in exchanges if one.choice_of is None}
-    assert named == {"anna/task", "ben/task", "task"}
+    assert named == {"anna/task", "ben/task", "/task", "/anna/task"}
     assert {one.group_id for one in exchanges if one.choice_of is not None} == {
         f"anna/{one.choice_of}" for one in exchanges if one.choice_of is not None
     }

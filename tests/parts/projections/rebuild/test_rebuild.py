@@ -303,6 +303,11 @@ def test_a_rebuild_may_begin_before_postgres_has_noticed_that_the_session_of_the
             pass
 
 
+def test_a_rebuild_whose_session_was_ended_at_the_end_of_its_work_has_done_its_work(live: Engine) -> None:
+    with rebuilding._alone(live) as cursor:
+        done(live, f"SELECT pg_terminate_backend({cursor.connection.info.backend_pid}, 5000)")
+
+
 async def test_what_a_rebuild_that_was_cut_off_left_behind_is_in_nobodys_way(live: Engine, told: MemoryLog) -> None:
     done(live, f"CREATE SCHEMA {BUILDING}", f"CREATE TABLE {BUILDING}.votes (n integer)")
     before = contents(live)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from clawstream.config import Settings, TrainingSettings
 from clawstream.events import (
     FOR_A_LATE_SAMPLE,
+    NOBODY,
     AnswerRefreshed,
     BatchPlanned,
     RehearsalAsked,
@@ -200,11 +202,7 @@ def test_a_further_answer_to_a_hinted_turn_is_no_correction_of_its_own() -> None
 def test_words_of_a_person_about_an_answer_that_was_trained_on_are_a_correction_of_the_answer_given_again(
     by_person: bool,
 ) -> None:
-    batcher = batcher_with(said("a"), *(rehearsal(f"own {number}") for number in range(ENOUGH_ANSWERS)))
-    batch = batcher.due(parent_version=0, now_ms=1)
-    assert batch is not None
-    batcher.plan(plan_of(batch, 1))
-    batcher.executed(plan_of(batch, 1))
+    batcher = corrected(replace(said("a"), hint_by_person=by_person))
     words = replace(said("a"), hint="in bold", hint_by_person=by_person, num_feedback=1)
     assert batcher.receive(of(words)) is DropReason.LATE
     if not by_person:
@@ -220,6 +218,24 @@ def test_words_of_a_person_about_an_answer_that_was_trained_on_are_a_correction_
     assert batcher.to_correct() == (again,)
     batcher.corrected(asked_of([again]), 1)
     assert [sample.answer_id for sample in due(batcher, 1 + ANSWERED_WITHIN_MS).samples] == [again.answer_id]
+
+
+def corrected(sample: SampleAssembled) -> Batcher:
+    """A batcher whose correction is trained on."""
+    batcher = batcher_with(sample, *(rehearsal(f"own {number}") for number in range(ENOUGH_ANSWERS)))
+    batch = batcher.due(parent_version=0, now_ms=1)
+    assert batch is not None
+    batcher.plan(plan_of(batch, 1))
+    batcher.executed(plan_of(batch, 1))
+    return batcher
+
+
+@pytest.mark.parametrize("change", [{"num_feedback": 2, "total_reward": -0.5}, {"judge": "j", "reward": 1}], ids=str)
+def test_the_same_words_are_no_correction_again_when_a_thumb_or_a_verdict_follows(change: dict[str, Any]) -> None:
+    words = replace(said("a"), judge=NOBODY, reward=None, hint_by_person=True, num_feedback=1)
+    batcher = corrected(words)
+    assert batcher.receive(of(replace(words, **change))) is DropReason.LATE
+    assert batcher.to_refresh() == ()
 
 
 def given_again(turn_id: str, number: int) -> str:
