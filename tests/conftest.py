@@ -29,8 +29,8 @@ if "torch" in sys.modules:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two more than there are cores: many tests wait for others, and each worker has servers of its own."""
-    return len(os.sched_getaffinity(0)) + 2
+    """One more than there are cores: many tests wait for others, and each worker has servers of its own."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
