@@ -33,7 +33,6 @@ from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import HOST, answers, reserved
 from clawstream.local.supervisor import Part, Patience, Supervisor
-from clawstream.rendering.encoding import load_tokenizer
 from clawstream.simulation.everyday.material import general
 from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.people import People
@@ -160,6 +159,8 @@ async def room(
 
 async def _perplexity(engine: SglangEngine, model: Path, adapter: str | None) -> float:
     """Return the perplexity of a text that nobody speaks of in a run."""
+    from clawstream.rendering.encoding import load_tokenizer  # which takes seconds to import, for transformers
+
     tokenizer = await asyncio.to_thread(load_tokenizer, model, trust_code=False)
     token_ids = tokenizer.encode(general().text)
     return math.exp(-statistics.fmean(await engine.score(token_ids, 1, lora_name=adapter)))
