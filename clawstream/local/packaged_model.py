@@ -110,7 +110,7 @@ SMOLLM2 = PackagedModel(
     origin="SmolLM2-135M-Instruct by HuggingFaceTB, quantized to Q4_1 by QuantFactory",
     suits={
         "gateway": {"default_temperature": 0.6, "default_max_tokens": 256},  # at 1 it babbles
-        "training": {"lora_rank": 16, "learning_rate": 4e-4, "micro_batch_tokens": 1024},
+        "training": {"lora_rank": 16, "learning_rate": 2e-4, "micro_batch_tokens": 1024},
     },
 )
 MODELS: Mapping[str, PackagedModel] = MappingProxyType({"smollm2": SMOLLM2})
