@@ -29,10 +29,9 @@ from clawstream.local.servers.server_process import reserved
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.simulation.everyday.material import Split, requests_of
 from tests.bench.report import report
-from tests.parts.engine.process import cpu_engine
+from tests.parts.engine.process import cpu_engine, wait_until_ready
 
 TEMPERATURE = 0.6
-READY_WITHIN_S = 60.0
 LLAMA = """
 import sys, xllamacpp
 params = xllamacpp.CommonParams()
@@ -134,7 +133,7 @@ def _llama(python: str, gguf: Path, num_streams: int, threads: int, folder: Path
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
         try:
             url = f"http://127.0.0.1:{port}"
-            asyncio.run(_until_ready(url, process))
+            wait_until_ready(process, port, Path(log.name))
 
             async def run(prompts: Prompts, num_tokens: int) -> None:
                 async def one(http: aiohttp.ClientSession, prompt: Sequence[int]) -> None:
@@ -153,16 +152,3 @@ def _llama(python: str, gguf: Path, num_streams: int, threads: int, folder: Path
         finally:
             process.terminate()
             process.wait(timeout=20)
-
-
-async def _until_ready(url: str, process: "subprocess.Popen[bytes]") -> None:
-    async with asyncio.timeout(READY_WITHIN_S), aiohttp.ClientSession() as http:
-        while process.poll() is None:
-            try:
-                async with http.get(f"{url}/health") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientConnectionError:
-                pass
-            await asyncio.sleep(0.1)
-    raise AssertionError(f"llama.cpp's server ended with {process.returncode}")

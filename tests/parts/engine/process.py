@@ -19,7 +19,7 @@ def cpu_engine(model: Path, port: int, *arguments: str) -> Iterator[str]:
     with (model.parent / f"engine-{port}.log").open("wb") as log:
         process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log)
         try:
-            _wait_until_ready(process, port, Path(log.name))
+            wait_until_ready(process, port, Path(log.name))
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
@@ -27,7 +27,8 @@ def cpu_engine(model: Path, port: int, *arguments: str) -> Iterator[str]:
         assert code == 0, f"the engine ended with {code}:\n{Path(log.name).read_text()}"
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+def wait_until_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    """Return once the server on the port says that it is ready."""
     end = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < end:
         if process.poll() is not None:

@@ -125,6 +125,7 @@ def test_the_interval_is_that_of_the_textbook() -> None:
     assert low == pytest.approx(0.1505, abs=1e-4)
     assert high == pytest.approx(0.2608, abs=1e-4)
     assert wilson(0, 10)[0] == 0
+    assert wilson(0, 12)[0] == 0  # where rounding leaves a little more
     assert wilson(0, 10)[1] == pytest.approx(0.2775, abs=1e-4)
 
 
