@@ -9,7 +9,6 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -17,6 +16,7 @@ from clawstream import cli
 from clawstream.config import load
 from clawstream.errors import ConfigError
 from clawstream.stream.topics import all_topics, resources_of
+from tests.parts.deploy.documents import document, documents
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -52,13 +52,13 @@ def composed(**variables: str) -> dict[str, Any]:
 
     text = (DEPLOY / "compose.yaml").read_text()
     pattern = re.compile(r"(?<!\$)\$\{(?P<name>\w+)(?::(?:-(?P<default>(?:[^{}]|\$\{[^}]*\})*)|\?[^}]*))?\}")
-    found = yaml.safe_load(pattern.sub(fill, text).replace("$$", "$"))
+    found = document(pattern.sub(fill, text).replace("$$", "$"))
     assert isinstance(found, dict)
     return found
 
 
 def manifests() -> list[dict[str, Any]]:
-    return [found for path in KUBERNETES for found in yaml.safe_load_all(path.read_text())]
+    return [found for path in KUBERNETES for found in documents(path.read_text())]
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:
@@ -207,7 +207,7 @@ def test_a_manifest_with_a_misspelt_field_would_be_noticed() -> None:
 
 
 def test_the_kustomization_holds_every_file_but_the_secrets_example() -> None:
-    listed = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["resources"]
+    listed = document((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["resources"]
     assert sorted(listed) == sorted(
         path.name for path in KUBERNETES if path.name not in ("kustomization.yaml", "secret.example.yaml")
     )
@@ -231,7 +231,7 @@ def test_our_pods_run_commands_that_there_are_and_see_no_variables_of_kubernetes
 
 def test_the_settings_of_kubernetes_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"CLAWSTREAM_KAFKA__SASL_USERNAME": "turns", "CLAWSTREAM_KAFKA__SASL_PASSWORD": "password"}
-    for secret in yaml.safe_load_all((DEPLOY / "kubernetes" / "secret.example.yaml").read_text()):
+    for secret in documents((DEPLOY / "kubernetes" / "secret.example.yaml").read_text()):
         if secret["metadata"]["name"] != "clawstream-postgres":  # Postgres's image has names of its own
             given |= {name: value for name, value in secret["stringData"].items() if name.startswith("CLAWSTREAM_")}
     for name, value in given.items():

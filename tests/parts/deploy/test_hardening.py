@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
 from clawstream.config import Settings
+from tests.parts.deploy.documents import document, documents
 from tests.parts.deploy.test_deploy import DEPLOY, STAGES, compose, composed, manifests, ours, pods
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -107,7 +107,7 @@ def test_each_part_has_secrets_of_its_own_and_no_other_parts() -> None:
     assert {name for name, secrets in found.items() if "clawstream-judge-client" in secrets} == {"judging"}
     assert {name for name, secrets in found.items() if "clawstream-postgres" in secrets} == {"postgres"}
     users = {one["metadata"]["name"] for one in manifests() if one["kind"] == "KafkaUser"}
-    example = {one["metadata"]["name"] for one in yaml.safe_load_all((KUBERNETES / "secret.example.yaml").read_text())}
+    example = {one["metadata"]["name"] for one in documents((KUBERNETES / "secret.example.yaml").read_text())}
     assert users == set(STAGES)
     assert set().union(*found.values()) <= users | example
 
@@ -165,7 +165,7 @@ def test_every_image_of_others_can_be_pinned_by_its_digest() -> None:
     text = (DEPLOY / "compose.yaml").read_text()
     for image in re.findall(r"^ +image: (.*)$", text, re.MULTILINE):
         assert re.fullmatch(r"clawstream-\w+|\$\{\w+_IMAGE:-[^}]+\}", image), image
-    listed = {one["name"] for one in yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["images"]}
+    listed = {one["name"] for one in document((KUBERNETES / "kustomization.yaml").read_text())["images"]}
     assert {re.split("[:@]", pod["containers"][0]["image"])[0] for _, pod in pods()} == listed
     froms = re.findall(r"^FROM (\S+)", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert [one for one in froms if one != "base"] == ["${UV_IMAGE}", "${PYTHON_IMAGE}"]

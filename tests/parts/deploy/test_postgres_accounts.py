@@ -7,13 +7,13 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import yaml
 from psycopg import sql
 from sqlalchemy.engine import URL, make_url
 
 from clawstream.local.servers.postgres import USER, EmbeddedPostgres
 from clawstream.projections import database
 from clawstream.projections.look.sql import rows_of
+from tests.parts.deploy.documents import document, documents
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 SCRIPT = DEPLOY / "kubernetes" / "postgres-accounts.sh"
@@ -65,18 +65,18 @@ def programs() -> Path:
 
 
 def test_compose_and_kubernetes_have_the_image_run_the_script_and_name_its_account() -> None:
-    postgres = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["postgres"]
+    postgres = document((DEPLOY / "compose.yaml").read_text())["services"]["postgres"]
     [mount] = [volume for volume in postgres["volumes"] if "initdb.d" in volume]
     assert (DEPLOY / mount.split(":")[0]).resolve() == SCRIPT
     assert "POSTGRES_USER" not in postgres["environment"]
     [generated] = [
         found
-        for found in yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["configMapGenerator"]
+        for found in document((DEPLOY / "kubernetes" / "kustomization.yaml").read_text())["configMapGenerator"]
         if found["name"] == "postgres-accounts"
     ]
     assert generated["files"] == [SCRIPT.name]
-    documents = yaml.safe_load_all((DEPLOY / "kubernetes" / "postgres.yaml").read_text())
-    [pod] = [found["spec"]["template"]["spec"] for found in documents if found["kind"] == "StatefulSet"]
+    found = documents((DEPLOY / "kubernetes" / "postgres.yaml").read_text())
+    [pod] = [one["spec"]["template"]["spec"] for one in found if one["kind"] == "StatefulSet"]
     [volume] = [volume for volume in pod["volumes"] if "postgres-accounts" in str(volume.get("configMap"))]
     [container] = pod["containers"]
     assert {"name": volume["name"], "mountPath": "/docker-entrypoint-initdb.d"} in container["volumeMounts"]

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from hashlib import md5
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -69,12 +70,14 @@ def of_type(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     }[hint]
 
 
+@cache
 def built(kind: type) -> st.SearchStrategy[Any]:
     """Any value of a dataclass of clawstream/events."""
     hints = get_type_hints(kind, include_extras=True)
     return st.builds(kind, **{field.name: of_type(hints[field.name], field.name) for field in fields(kind)})
 
 
+@cache
 def events() -> st.SearchStrategy[Event]:
     """Any event of any type."""
     return st.one_of([built(kind) for kind in EVENTS])
