@@ -429,7 +429,7 @@ WITH said AS (
         max(log_time) AS last_held_at,
         max(source_offset) AS newest
     FROM held_hints
-    WHERE kind = 'held'
+    WHERE kind = 'held' AND followed IS NOT TRUE
     GROUP BY policy_id, hint_id
 ),
 rehearsals AS (

@@ -71,7 +71,7 @@ from clawstream.events.judging import (
     scoring_id_of,
     sha256_of,
 )
-from clawstream.events.memory import HintHeld, HintRetired, RehearsalAsked, Retired, hint_id_of, words_of
+from clawstream.events.memory import HintHeld, HintRetired, RehearsalAsked, Retired, hint_id_of, rehearsal_of, words_of
 from clawstream.events.policy import (
     BaseNamed,
     BatchPlanned,

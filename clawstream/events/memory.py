@@ -22,7 +22,8 @@ class HintHeld(PolicyEvent):
     """A batch is about to be trained on this hint; from now on the hint is rehearsed on the prompt that it was said of.
 
     Of several prompts of one hint the newest are rehearsed. A hint that was retired is held again. A `merged` hint was
-    said under API keys that have policies of their own: the policy of this event is to learn it too.
+    said under API keys that have policies of their own: the policy of this event is to learn it too. A `followed` hint
+    was not said of this prompt: the answer to it followed the hint that is held, and was accepted.
     """
 
     IDENTITY: ClassVar = ("policy_id", "sample_id")
@@ -41,6 +42,7 @@ class HintHeld(PolicyEvent):
     policy_version: int  # that the batch makes; of a merged hint: the newest one when the merge was asked for
     held_at_ms: int  # since the epoch, UTC
     merged: bool = False
+    followed: bool = False
 
     @property
     def asker(self) -> str | None:
@@ -90,3 +92,21 @@ def words_of(hint: str) -> str:
 def hint_id_of(policy_id: str, key_name: str | None, hint: str) -> str:
     """Return the id of a hint: one for the same words under the same key, whatever their case and spacing."""
     return derived_id("hint", policy_id, key_name, words_of(hint))
+
+
+def rehearsal_of(held: HintHeld, *, session_id: str, number: int, at_ms: int) -> RehearsalAsked:
+    """Return the request, in a session of its own: in the prompt's, it would keep stages from forgetting that one."""
+    return RehearsalAsked(
+        session_id=session_id,
+        turn_id=held.turn_id,
+        number=number,
+        policy_id=held.policy_id,
+        hint_id=held.hint_id,
+        hint=held.hint,
+        hint_by_person=held.hint_by_person,
+        prompt_ids=held.prompt_ids,
+        hinted_prompt_ids=held.hinted_prompt_ids,
+        sampling=held.sampling,
+        num_earlier_turns=held.num_earlier_turns,
+        asked_at_ms=at_ms,
+    )

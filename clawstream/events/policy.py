@@ -88,6 +88,7 @@ class FollowedHint:
     hint_id: str
     gain_nats: float  # the base's log-prob of the answer: with the hint, less without it
     accepted: bool  # the hint's person accepted the answer; False: they rejected it
+    sample_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -286,7 +286,7 @@ class PolicyLoop:
         await self.samples.executed(plan)
         await self._write(self._progress.missing_events(checkpoint, now_ms=now_ms()))
         step = checkpoint.step
-        await self._rehearse(plan, step)
+        await self._rehearse(plan, step, samples)
         log.info(
             "step_taken policy=%s version=%d samples=%d loss=%s grad_norm=%s step_ms=%d",
             self.policy_id, checkpoint.version, len(samples), step.loss_nats, step.grad_norm, step.step_ms,
@@ -298,10 +298,12 @@ class PolicyLoop:
     def _trials(self, samples: Sequence[SampleAssembled], recorded: StepTaken | None) -> list[Trial]:
         return self.rehearsing.to_try(samples) if recorded is None and self.samples.is_live else []
 
-    async def _rehearse(self, plan: BatchPlanned, step: StepTaken | None) -> None:
+    async def _rehearse(
+        self, plan: BatchPlanned, step: StepTaken | None, samples: Sequence[SampleAssembled] = ()
+    ) -> None:
         """Ask for the rehearsals of the next batch; engines serve only the policy of the live samples."""
         if self.samples.is_live:
-            await self.rehearsing.ask(plan, step)
+            await self.rehearsing.ask(plan, step, samples)
 
     async def _reject(self, plan: BatchPlanned, rejected: StepRejected) -> None:
         """Write the rejection; training goes on from the version before, and the samples are used up."""

@@ -76,11 +76,7 @@ class Rehearsing:
 
     async def hold(self, plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> None:
         """Write which hints of the plan's samples are held from now on."""
-        events = self._memory.to_hold(plan, samples, now_ms=now_ms()) if self._holds else []
-        if events:
-            await self._log.append(events)
-        for event in events:
-            self._memory.learn(event)
+        await self._write(self._memory.to_hold(plan, samples, now_ms=now_ms()) if self._holds else [])
 
     def to_try(self, samples: Sequence[SampleAssembled]) -> list[Trial]:
         """Return which held hints the batch's answers are to be tried against."""
@@ -99,21 +95,29 @@ class Rehearsing:
             await self._log.append(together)
         return {name: frozenset(ask.session_id for ask in own) for name, own in asks.items()}
 
-    async def ask(self, plan: BatchPlanned, step: StepTaken | None) -> None:
-        """Retire the contradicted hints, and ask for the next batch's rehearsals; `step` None: it was rejected."""
+    async def ask(self, plan: BatchPlanned, step: StepTaken | None, samples: Sequence[SampleAssembled] = ()) -> None:
+        """Hold hints for prompts where they were followed, retire the contradicted ones, and ask for the next batch's
+        rehearsals. `samples` are the step's; `step` None: it was rejected.
+        """
         if step is not None:
             self._note(step)
+            await self._write(self._memory.to_extend(step, samples, now_ms=now_ms()) if self._holds else [])
         retired = self._memory.to_retire(self._policy_id, now_ms=now_ms()) if self._holds else []
-        if retired:
-            await self._log.append(retired)
+        await self._write(retired)
         for event in retired:
-            self._memory.learn(event)
             log.info("hint_retired policy=%s hint=%s reason=%s", self._policy_id, event.hint_id, event.reason)
         asks = self._memory.to_ask(self._num_asked, version=plan.policy_version, now_ms=now_ms())
         if asks:
             await self._log.append(asks)
         if step is not None:
             self._tell_lost(step, {ask.hint_id for ask in asks})
+
+    async def _write(self, events: Sequence[HintHeld | HintRetired]) -> None:
+        """Append what changes in the memory, and take it in."""
+        if events:
+            await self._log.append(events)
+        for event in events:
+            self._memory.learn(event)
 
     def _note(self, step: StepTaken, *, was_read: bool = False) -> None:
         if step.policy_version not in self._noted:

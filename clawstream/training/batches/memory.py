@@ -1,8 +1,9 @@
 """The hint memory: which hints a policy holds on to, and which of them to rehearse next. Pure.
 
-A hint is held from the first batch that trains on it. Equal hints under one API key are one hint. It is rehearsed on up
-to `PROMPTS_A_HINT` prompts that it was said of; a new prompt replaces the one rehearsed longest ago. Hints rehearsed
-longest ago come first, as only a rehearsal shows how far the policy is from following a hint.
+A hint is held from the first batch that trains on it. Equal hints under one API key are one hint. It is rehearsed on
+prompts that it was said of, and on others whose answers followed it and were accepted. A new prompt replaces the one of
+its kind that was rehearsed longest ago. Hints rehearsed longest ago come first, as only a rehearsal shows how far the
+policy is from following a hint.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,14 +22,16 @@ from clawstream.events import (
     StepTaken,
     TokenIds,
     hint_id_of,
+    rehearsal_of,
     words_of,
 )
 from clawstream.events.base import derived_id
 from clawstream.training.batches.choosing import CORRECTION_ANSWERS
-from clawstream.training.batches.trainable import num_alike, with_hint
+from clawstream.training.batches.trainable import with_anothers_hint, with_hint
 
 MAX_HINTS = 256
-PROMPTS_A_HINT = 8
+PROMPTS_A_HINT = 8  # of those that it was said of
+FOLLOWED_PROMPTS = 16  # of a hint: prompts whose answers followed it and were accepted
 OPEN_NATS = 0.05  # per token; above this a hint is open: an answer that does not follow it is at about 0.2
 TRIED_PROMPTS = 64  # of a key, the newest: a correction's hint is tried in these
 REMEMBERED = 4096  # the newest samples that are known as held: a restart executes only the newest plan again
@@ -81,6 +84,14 @@ class _Hint:
     num_rejected: int = 0  # answers that followed it and were rejected, since the last that was accepted
     tried_at: int = 0  # its place among the trials of its asker's hints; 0: it had none
 
+    def hold(self, prompt: HintHeld) -> None:
+        """Rehearse this prompt too; it replaces the one of its kind that was rehearsed longest ago."""
+        others = [one for one in self.prompts if one.turn_id != prompt.turn_id]
+        alike = [one for one in others if one.followed == prompt.followed]
+        if len(alike) == (FOLLOWED_PROMPTS if prompt.followed else PROMPTS_A_HINT):
+            others = [one for one in others if one is not alike[0]]
+        self.prompts = [*others, prompt]
+
     @property
     def is_open(self) -> bool:
         return self.open_nats is None or self.open_nats > OPEN_NATS
@@ -103,12 +114,15 @@ class HintMemory:
         elif event.sample_id not in self._known:
             _remember(self._known, event.sample_id)
             _remember(self._said, (event.hint_id, event.turn_id))
+            if event.followed:
+                if (known := self._hints.get(event.hint_id)) is not None:
+                    known.hold(event)
+                return
             hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, event, [], self._round)
             hint.said = event
             hint.since_round, hint.num_rejected = self._round, 0
             hint.steps_left = MERGED_STEPS if event.merged else hint.steps_left
-            others = [one for one in hint.prompts if one.turn_id != event.turn_id]
-            hint.prompts = [*others, event][-PROMPTS_A_HINT:]
+            hint.hold(event)
             self._hints[event.hint_id] = hint
 
     def note(self, step: StepTaken, *, was_read: bool = False) -> None:
@@ -141,14 +155,14 @@ class HintMemory:
     def to_try(self, samples: Iterable[SampleAssembled]) -> list[Trial]:
         """Return the trials of the samples' answers, each against some held hints of its asker.
 
-        An asker's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Answers
-        to nobody known (whose hints did they have to follow?), with tool calls, or cut off are not tried.
+        An asker's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Not tried
+        are answers with tool calls, cut ones, and rejected ones to nobody known (whose hints had they to follow?).
         """
         trials: list[Trial] = []
         for sample in samples:
             is_told = sample.hint_id is None and sample.refreshed_id is None and sample.sampling.of_the_policy
             taken = sample.reward if sample.person_reward is None else sample.person_reward
-            if sample.asker is None or not is_told or not taken or sample.cut or sample.calls_tools:
+            if not is_told or not taken or sample.cut or sample.calls_tools or (sample.asker is None and taken < 0):
                 continue
             others = [
                 (hint.tried_at - len(self._hints) * hint.num_rejected / CONTRADICTED_AFTER, hint, hint.gain_nats)
@@ -190,6 +204,26 @@ class HintMemory:
         num_over = max(0, len(others) + len(new) - self.max_hints)
         return [*_retired(plan.policy_id, others[:num_over], Retired.CROWDED_OUT, now_ms), *held]
 
+    def to_extend(self, step: StepTaken, samples: Iterable[SampleAssembled], *, now_ms: int) -> list[HintHeld]:
+        """Return the events that hold hints for the prompts of those samples whose answers followed them, accepted.
+
+        A hint that is rehearsed on the few prompts that it was said of is soon followed there, and nowhere else.
+        """
+        by_id = {sample.sample_id: sample for sample in samples}
+        events: list[HintHeld] = []
+        for one in step.followed:
+            hint, sample = self._hints.get(one.hint_id), by_id.get(one.sample_id)
+            if hint is None or sample is None or not one.accepted:
+                continue
+            said = hint.said
+            ids = with_hint(said.prompt_ids, said.hinted_prompt_ids, sample.prompt_ids)
+            named = derived_id("followed", one.hint_id, one.sample_id)
+            taught = replace(sample, hint=said.hint, hint_by_person=said.hint_by_person, hinted_prompt_ids=ids)
+            held = _held(taught, step.policy_id, step.policy_version, now_ms)
+            if held is not None and named not in self._known:
+                events.append(replace(held, sample_id=named, followed=True))
+        return events
+
     def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
         """Return the rehearsals to ask for after `version` was planned: `count`, and up to `count` more for open hints.
 
@@ -227,7 +261,7 @@ class HintMemory:
             return []
         others = [one for hint in self._hints.values() for one in hint.prompts if one.key_name == own.key_name]
         newest = sorted({one.turn_id: one for one in others}.values(), key=lambda one: one.held_at_ms, reverse=True)
-        tried = (_with_hint(own, one) for one in newest[:TRIED_PROMPTS] if one.turn_id != own.turn_id)
+        tried = (with_anothers_hint(own, one) for one in newest[:TRIED_PROMPTS] if one.turn_id != own.turn_id)
         prompts = [own, *islice((one for one in tried if one is not None), count - 1)]
         return [_asked_at_once(prompts[n % len(prompts)], n, now_ms, occasion=own.turn_id) for n in range(count)]
 
@@ -274,7 +308,7 @@ class HintMemory:
             by_key.setdefault(hint.said.key_name, []).append(hint)
         longest = max(map(len, by_key.values()), default=0)
         ordered = [hints[n] for n in range(longest) for hints in by_key.values() if n < len(hints)]
-        return chain.from_iterable(ordered for _ in range(PROMPTS_A_HINT))
+        return chain.from_iterable(ordered for _ in range(PROMPTS_A_HINT + FOLLOWED_PROMPTS))
 
     def _longest_ago(self) -> list[_Hint]:
         return sorted(self._hints.values(), key=lambda hint: hint.since_round)
@@ -328,22 +362,6 @@ def _held(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) ->
     )
 
 
-def _with_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
-    """Return `other` with `own`'s hint in place of its own hint; None: that can't be done token by token.
-
-    After the hint's place all prompts have the same tokens. A tokenizer may join the last token before that place with
-    the hint's first characters, and so change it; then both prompts must have the same token there.
-    """
-    said = (own.prompt_ids, own.hinted_prompt_ids)
-    tail = num_alike([*said, other.prompt_ids, other.hinted_prompt_ids], -1)
-    there, hinted_there = (ids[: len(ids) - tail] for ids in (other.prompt_ids, other.hinted_prompt_ids))
-    is_at_end = len(there) - num_alike([there, hinted_there]) <= 1
-    ids = with_hint(*said, other.prompt_ids, tail=tail) if is_at_end else None
-    if ids is None:
-        return None
-    return replace(other, hinted_prompt_ids=ids, hint_id=own.hint_id, hint=own.hint, hint_by_person=own.hint_by_person)
-
-
 def common(memories: Iterable[HintMemory], policy_id: str, *, at_least: int) -> list[list[HintHeld]]:
     """Return the hints that `at_least` memories or more hold, each as the policy that all share is to hold it.
 
@@ -366,33 +384,15 @@ def merged_into(held: HintHeld, version: int, now_ms: int) -> HintHeld:
     """Return the event that has the policy learn the hint from now on; `version` is the policy's newest."""
     # Under the key's own sample_id the memory would ignore a hint that was merged before and retired since.
     own_id = derived_id("merged", held.sample_id, now_ms)
-    return replace(held, sample_id=own_id, policy_version=version, held_at_ms=now_ms, merged=True)
+    return replace(held, sample_id=own_id, policy_version=version, held_at_ms=now_ms, merged=True, followed=False)
 
 
 def _asked_at_once(prompt: HintHeld, number: int, now_ms: int, *, occasion: str | int) -> RehearsalAsked:
     """Return the request; on another `occasion` (a correction's turn, a merge's version) it is another one."""
     name = derived_id("correction", prompt.hint_id, prompt.turn_id, occasion, number)
-    return _request(prompt, session_id=name, number=-1 - int(name[:7], 16), now_ms=now_ms)
+    return rehearsal_of(prompt, session_id=name, number=-1 - int(name[:7], 16), at_ms=now_ms)
 
 
 def _asked(prompt: HintHeld, version: int, now_ms: int) -> RehearsalAsked:
     name = derived_id("rehearsal", prompt.turn_id, version)
-    return _request(prompt, session_id=name, number=-version, now_ms=now_ms)
-
-
-def _request(prompt: HintHeld, *, session_id: str, number: int, now_ms: int) -> RehearsalAsked:
-    """Return the request, in a session of its own: in the prompt's, it would keep stages from forgetting that one."""
-    return RehearsalAsked(
-        session_id=session_id,
-        turn_id=prompt.turn_id,
-        number=number,
-        policy_id=prompt.policy_id,
-        hint_id=prompt.hint_id,
-        hint=prompt.hint,
-        hint_by_person=prompt.hint_by_person,
-        prompt_ids=prompt.prompt_ids,
-        hinted_prompt_ids=prompt.hinted_prompt_ids,
-        sampling=prompt.sampling,
-        num_earlier_turns=prompt.num_earlier_turns,
-        asked_at_ms=now_ms,
-    )
+    return rehearsal_of(prompt, session_id=name, number=-version, at_ms=now_ms)

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from clawstream.events import GroupSettled, OfferedHint, SampleAssembled, StepAdvantage, TokenIds
+from clawstream.events import GroupSettled, HintHeld, OfferedHint, SampleAssembled, StepAdvantage, TokenIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,22 @@ def with_hint(
     if tail == 0 or there[len(there) - len(joined) :] != joined:
         return None
     return (*there[: len(there) - len(joined)], *added, *prompt_ids[len(there) :])
+
+
+def with_anothers_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
+    """Return `other` with `own`'s hint in place of its own hint; None: that can't be done token by token.
+
+    After the hint's place all prompts have the same tokens. A tokenizer may join the last token before that place with
+    the hint's first characters, and so change it; then both prompts must have the same token there.
+    """
+    said = (own.prompt_ids, own.hinted_prompt_ids)
+    tail = num_alike([*said, other.prompt_ids, other.hinted_prompt_ids], -1)
+    there, hinted_there = (ids[: len(ids) - tail] for ids in (other.prompt_ids, other.hinted_prompt_ids))
+    is_at_end = len(there) - num_alike([there, hinted_there]) <= 1
+    ids = with_hint(*said, other.prompt_ids, tail=tail) if is_at_end else None
+    if ids is None:
+        return None
+    return replace(other, hinted_prompt_ids=ids, hint_id=own.hint_id, hint=own.hint, hint_by_person=own.hint_by_person)
 
 
 def num_alike(rows: Sequence[TokenIds], way: int = 1) -> int:

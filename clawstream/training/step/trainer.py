@@ -172,7 +172,9 @@ class Trainer:
         pairs = zip(mine, scores[: len(mine)], scores[len(mine) :], strict=True)
         gains = self._model.together({i: float((with_T - without_T).nansum()) for i, with_T, without_T in pairs})
         return tuple(
-            FollowedHint(hint_id=trials[i].hint_id, gain_nats=gain, accepted=trials[i].accepted)
+            FollowedHint(
+                hint_id=trials[i].hint_id, gain_nats=gain, accepted=trials[i].accepted, sample_id=trials[i].sample_id
+            )
             for i, gain in sorted(gains.items())
             if gain >= trials[i].least_gain_nats
         )

@@ -1,6 +1,7 @@
 """The view `hint_memory` says of held hints what `clawstream hints list` says."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Engine, text
@@ -35,9 +36,12 @@ def test_the_hint_memory_says_whose_words_are_held_how_open_they_are_and_what_wa
     assert (other["num_rehearsed"], other["open_nats"], other["hint_by_person"]) == (0, None, True)
     assert (other["retired_because"], other["retired_at"] is not None) == ("asked", True)
 
-    write_all(emptied, logs.records([*HELD, retired, held("d", "show the steps", None)]))
-    again = _rows(emptied)[steps]
-    assert (again["retired_at"], again["num_said"]) == (None, 2)
+    followed = replace(held("d", "show the steps", None), followed=True)
+    for last, found in ((followed, ("asked", 1)), (held("d", "show the steps", None), (None, 2))):
+        empty(emptied)
+        write_all(emptied, logs.records([*HELD, retired, last]))
+        row = _rows(emptied)[steps]
+        assert (row["retired_because"], row["num_said"]) == found
 
 
 def test_the_view_and_the_list_agree_on_how_open_hints_are_after_each_step(emptied: Engine) -> None:

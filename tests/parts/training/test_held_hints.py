@@ -12,6 +12,7 @@ import pytest
 from clawstream.config import TrainingSettings
 from clawstream.events import (
     FollowedHint,
+    HintHeld,
     HintRetired,
     KeptHint,
     Rehearsed,
@@ -102,7 +103,9 @@ def test_a_step_says_which_answers_followed_a_hint_that_nobody_said_of_them(base
 
     followed = [n for n, nats in enumerate(gains) if nats >= near]
     assert len(followed) == 4
-    assert [one.accepted for one in found] == [trials[n].accepted for n in followed]
+    assert [(one.accepted, one.sample_id) for one in found] == [
+        (trials[n].accepted, trials[n].sample_id) for n in followed
+    ]
     assert [one.gain_nats for one in found] == pytest.approx([gains[n] for n in followed], abs=1e-4)
     assert {one.hint_id for one in found} == {"held"}
 
@@ -155,12 +158,27 @@ async def test_a_hint_whose_person_rejects_answers_that_follow_it_is_retired(bas
     assert await retired() == [(hint_id, Retired.CONTRADICTED)]
 
 
+async def test_a_prompt_whose_accepted_answer_followed_a_hint_is_held_for_it(base: Path, tmp_path: Path) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=1, gate=False, rehearsal_share=0.5, learning_rate=1e-6)
+    rehearsal = rehearsed(base, hint_id_of("policy", "ann", "in verse"), 2.0)
+    least = gain(base, rehearsal, trial_of(rehearsal)) / 2
+    named = (said(base, f"x{n}", follows=True, reward=1) for n in range(99))
+    accepted = next(s for s in named if gain(base, s, trial_of(s)) > least)
+    taught, other = said(base, "taught", follows=False, hint=True), said(base, "other", follows=True)
+    for version, samples in enumerate(([taught], [rehearsal, replace(other, key_name="bob")], [accepted]), 1):
+        await log.append(samples)
+        await trained_until(log, chosen, version)
+    held = [one.event for one in await toys.read(log, MEMORY) if isinstance(one.event, HintHeld)]
+    assert [(one.turn_id, one.followed) for one in held] == [("taught", False), (accepted.turn_id, True)]
+
+
 async def test_a_step_that_is_taken_again_rejects_no_hint_twice(base: Path, tmp_path: Path) -> None:
     log = MemoryLog(MemoryBroker())
     chosen = settings(base, tmp_path, batch_samples=1, rehearsal_share=0.5)
     taught = replace(tiny.sample("taught", hinted=True), key_name="ann")
     hint_id = hint_id_of("policy", "ann", "keep it plain")
-    rejected = [FollowedHint(hint_id=hint_id, gain_nats=2.0, accepted=False)] * (CONTRADICTED_AFTER // 2)
+    rejected = [FollowedHint(hint_id=hint_id, gain_nats=2.0, accepted=False, sample_id="x")] * (CONTRADICTED_AFTER // 2)
     await Rehearsing(chosen, log, on_change=lambda: None).hold(plan(1), [taught])
     again = Rehearsing(chosen, log, on_change=lambda: None)
     await again.open([step(followed=rejected, version=2)])

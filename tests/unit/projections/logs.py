@@ -70,7 +70,6 @@ def of_type(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
     }[hint]
 
 
-@cache
 def built(kind: type) -> st.SearchStrategy[Any]:
     """Any value of a dataclass of clawstream/events."""
     hints = get_type_hints(kind, include_extras=True)

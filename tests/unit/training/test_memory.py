@@ -308,7 +308,7 @@ def test_a_person_goes_before_a_judge_in_how_an_answer_was_taken(sample: SampleA
         replace(answered("x", -1), cut=True),
         replace(answered("x", -1), calls_tools=True),
         replace(answered("x", 1), person_reward=0.0),
-        answered("x", 1, key_name=None),
+        answered("x", -1, key_name=None),
         answered("x", 1, key_name="bob"),
         replace(answered("x", 1), hint_id="held"),
         replace(answered("x", 1), refreshed_id="again"),
@@ -316,7 +316,7 @@ def test_a_person_goes_before_a_judge_in_how_an_answer_was_taken(sample: SampleA
         replace(answered("x", 1), prompt_ids=(7, 9)),
     ],
     ids=[
-        "nobody said anything", "an environment's outcome", "cut", "a call of tools", "a person's shrug", "no key",
+        "nobody said anything", "an outcome", "cut", "a call of tools", "a person's shrug", "rejected by nobody known",
         "another key", "a rehearsal", "a refreshed answer", "greedy", "no place for the hint",
     ],
 )  # fmt: skip
@@ -358,7 +358,7 @@ def test_hints_are_tried_in_turn_and_sooner_the_more_answers_that_followed_them_
 
 def followed(hint: str, *, accepted: bool) -> FollowedHint:
     """An answer that followed one of ann's hints."""
-    return FollowedHint(hint_id=hint_id_of("policy", "ann", hint), gain_nats=2.0, accepted=accepted)
+    return FollowedHint(hint_id=hint_id_of("policy", "ann", hint), gain_nats=2.0, accepted=accepted, sample_id="x")
 
 
 @given(st.lists(st.booleans(), max_size=3 * CONTRADICTED_AFTER), st.integers(1, 4))
