@@ -155,8 +155,9 @@ class HintMemory:
     def to_try(self, samples: Iterable[SampleAssembled]) -> list[Trial]:
         """Return the trials of the samples' answers, each against some held hints of its asker.
 
-        An asker's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Not tried
-        are answers with tool calls, cut ones, and rejected ones to nobody known (whose hints had they to follow?).
+        An asker's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Answers
+        with tool calls or cut off are not tried. Of answers to nobody known (whose hints had they to follow?) only
+        accepted ones are, and only for hints that lack prompts.
         """
         trials: list[Trial] = []
         for sample in samples:
@@ -169,6 +170,7 @@ class HintMemory:
                 for hint_id, hint in self._hints.items()
                 if hint.said.asker == sample.asker and (hint_id, sample.turn_id) not in self._said
                 if hint.gain_nats is not None and hint.gain_nats >= TELLING_NATS
+                if sample.asker is not None or sum(one.followed for one in hint.prompts) < FOLLOWED_PROMPTS
             ]
             for _, hint, gain_nats in sorted(others, key=itemgetter(0))[:TRIALS_A_SAMPLE]:
                 hint.tried_at = 1 + max(other.tried_at for _, other, _ in others)

@@ -160,17 +160,19 @@ class Trainer:
         """Return the trials whose answer followed the hint: the base finds it likelier with the hint, and by enough."""
         if not trials:
             return ()
-        by_id = {sample.sample_id: sample for sample in samples}
-        tried = [by_id[trial.sample_id] for trial in trials]
-        plain = [Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in tried]
-        hinted = [s._replace(prompt_ids=trial.hinted_prompt_ids) for s, trial in zip(plain, trials, strict=True)]
+        plain = {s.sample_id: Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples}
+        hinted = [plain[trial.sample_id]._replace(prompt_ids=trial.hinted_prompt_ids) for trial in trials]
         mine = self._model.share([suffix.num_tokens for suffix in hinted])
+        own = list(dict.fromkeys(trials[i].sample_id for i in mine))
         scores = self._model.score(
-            [suffixes[i] for suffixes in (hinted, plain) for i in mine], weights=self._reference,
+            [*(hinted[i] for i in mine), *(plain[sample_id] for sample_id in own)], weights=self._reference,
             budget_tokens=self._settings.micro_batch_tokens,
         )  # fmt: skip
-        pairs = zip(mine, scores[: len(mine)], scores[len(mine) :], strict=True)
-        gains = self._model.together({i: float((with_T - without_T).nansum()) for i, with_T, without_T in pairs})
+        without = dict(zip(own, scores[len(mine) :], strict=True))
+        pairs = zip(mine, scores[: len(mine)], strict=True)
+        gains = self._model.together(
+            {i: float((with_T - without[trials[i].sample_id]).nansum()) for i, with_T in pairs}
+        )
         return tuple(
             FollowedHint(
                 hint_id=trials[i].hint_id, gain_nats=gain, accepted=trials[i].accepted, sample_id=trials[i].sample_id

@@ -63,6 +63,21 @@ def test_accepted_answers_to_nobody_known_are_tried_and_rejected_ones_are_not() 
     told(held, taught("a"), gain_nats=5.0)
     assert [trial.hint_id for trial in held.to_try([answered("b", 1, key_name=None)])] == [SHORTER]
     assert held.to_try([answered("b", -1, key_name=None)]) == []
+    extended(held, [answered(f"{n}", 1, key_name=None) for n in range(FOLLOWED_PROMPTS - 1)])
+    assert held.to_try([answered("b", 1, key_name=None)])
+    extended(held, [answered("last", 1, key_name=None)])
+    assert held.to_try([answered("b", 1, key_name=None)]) == []  # it has prompts enough
+
+
+def test_answers_to_somebody_known_are_tried_however_many_prompts_a_hint_has() -> None:
+    held = HintMemory()
+    [said] = told(held, taught("a", "shorter", "ann"), gain_nats=5.0)
+    others = [answered(f"{n}", 1) for n in range(FOLLOWED_PROMPTS)]
+    for event in held.to_extend(
+        step(followed=[followed(one, hint_id=said.hint_id) for one in others]), others, now_ms=2
+    ):
+        held.learn(event)
+    assert [trial.accepted for trial in held.to_try([answered("b", -1)])] == [False]
 
 
 @given(st.integers(0, 3 * PROMPTS_A_HINT), st.integers(0, 2 * FOLLOWED_PROMPTS))
