@@ -137,18 +137,17 @@ class Appender:
                     break
                 waiting.pop()
             batch.close()
+            topic = _looked_after(producer, self._broker.prefix + place.topic)
             # One batch of a partition at a time: the producer's time limit would also run for batches that wait.
             async with self._batch_locks[place]:
-                acknowledged = await producer.send_batch(
-                    batch, self._broker.prefix + place.topic, partition=place.partition
-                )
+                acknowledged = await producer.send_batch(batch, topic, partition=place.partition)
             await acknowledged
 
     async def _enter(
         self, record: EncodedRecord
     ) -> "tuple[asyncio.Future[RecordMetadata], EncodedRecord, AIOKafkaProducer]":
         producer = await self._ready()
-        topic = self._broker.prefix + record.topic
+        topic = _looked_after(producer, self._broker.prefix + record.topic)
         try:
             acknowledged = await producer.send(topic, record.value, key=record.key, headers=list(record.headers))
         except KafkaError as error:
@@ -210,6 +209,16 @@ class Appender:
                     log.log(logging.INFO if answered else logging.WARNING, "kafka=%s", "back" if answered else "away")
                 self._healthy = answered
             await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _looked_after(producer: AIOKafkaProducer, topic: str) -> str:
+    """Return the topic; from now on the producer asks the broker about it.
+
+    A producer that starts knows all topics. Once it meets a new one it asks about those that it was told of alone, and
+    finds no leader for records to others that wait: it would give them up after 40 s.
+    """
+    producer.client.add_topic(topic)
+    return topic
 
 
 async def _closed(producer: AIOKafkaProducer) -> None:
