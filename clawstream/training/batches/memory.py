@@ -31,7 +31,7 @@ from clawstream.training.batches.trainable import with_anothers_hint, with_hint
 
 MAX_HINTS = 256
 PROMPTS_A_HINT = 8  # of those that it was said of
-FOLLOWED_PROMPTS = 16  # of a hint: prompts whose answers followed it and were accepted
+FOLLOWED_PROMPTS = 8  # of a hint: prompts whose answers followed it and were accepted
 OPEN_NATS = 0.05  # per token; above this a hint is open: an answer that does not follow it is at about 0.2
 TRIED_PROMPTS = 64  # of a key, the newest: a correction's hint is tried in these
 REMEMBERED = 4096  # the newest samples that are known as held: a restart executes only the newest plan again
