@@ -68,8 +68,7 @@ class Stepper:
             update = trainer.update(
                 usable, version=plan.policy_version, seed=plan.seed, gated=settings.gate and recorded is None,
                 num_rejected=plan.policy_version - plan.parent_version - 1, advantages=_advantages(plan, usable),
-                trials=[trial for trial in trials if trial.sample_id in {sample.sample_id for sample in usable}],
-                held=held,
+                trials=self._usable_trials(trials, usable), held=held,
             )  # fmt: skip
         except StepRefused as why:
             self._trainer = (settings, None, trainer)
@@ -140,6 +139,16 @@ class Stepper:
                 plan.policy_version, len(samples) - len(usable),
             )  # fmt: skip
         return usable
+
+    def _usable_trials(self, trials: Sequence[Trial], samples: Sequence[SampleAssembled]) -> list[Trial]:
+        """Return the trials of these samples that the model's context has room for with the hint."""
+        by_id = {sample.sample_id: sample for sample in samples}
+        return [
+            trial
+            for trial in trials
+            if (sample := by_id.get(trial.sample_id)) is not None
+            and flaw(replace(sample, hinted_prompt_ids=trial.hinted_prompt_ids), self._limits) is None
+        ]
 
     def _trainer_for(self, training: TrainingSettings, version: tuple[str, int], parent: Path | None) -> Trainer | Team:
         if self._trainer is not None and self._trainer[:2] == (training, version):

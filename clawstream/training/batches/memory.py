@@ -27,11 +27,10 @@ from clawstream.events import (
 )
 from clawstream.events.base import derived_id
 from clawstream.training.batches.choosing import CORRECTION_ANSWERS
-from clawstream.training.batches.trainable import with_anothers_hint, with_hint
+from clawstream.training.batches.trainable import held_of, taken_well, with_anothers_hint, with_hint
 
 MAX_HINTS = 256
-PROMPTS_A_HINT = 8  # of those that it was said of
-FOLLOWED_PROMPTS = 8  # of a hint: prompts whose answers followed it and were accepted
+PROMPTS_A_HINT = 8  # that it was said of, and as many others where it was followed
 OPEN_NATS = 0.05  # per token; above this a hint is open: an answer that does not follow it is at about 0.2
 TRIED_PROMPTS = 64  # of a key, the newest: a correction's hint is tried in these
 REMEMBERED = 4096  # the newest samples that are known as held: a restart executes only the newest plan again
@@ -39,6 +38,7 @@ MERGED_STEPS = 6  # taken at most, one after the other, on a merged hint while i
 CONTRADICTED_AFTER = 4  # answers in a row that followed a hint and that its person rejected
 TELLING_NATS = 1.0  # a hint that gives its rehearsals less is not tried: the base half does what it asks without it
 TRIALS_A_SAMPLE = 2  # held hints that an answer is tried against
+TRIALS_OF_NOBODY = 8  # a step, of answers to nobody known: each costs a pass or two of the base
 LONGEST_AGO_FIRST = 2  # hints rehearsed longest ago for each most open one: nobody measured what they lost since
 T = TypeVar("T")
 
@@ -88,9 +88,14 @@ class _Hint:
         """Rehearse this prompt too; it replaces the one of its kind that was rehearsed longest ago."""
         others = [one for one in self.prompts if one.turn_id != prompt.turn_id]
         alike = [one for one in others if one.followed == prompt.followed]
-        if len(alike) == (FOLLOWED_PROMPTS if prompt.followed else PROMPTS_A_HINT):
-            others = [one for one in others if one is not alike[0]]
+        if len(alike) == PROMPTS_A_HINT:
+            others.remove(alike[0])
         self.prompts = [*others, prompt]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it is to be held for another prompt where it was followed."""
+        return sum(prompt.followed for prompt in self.prompts) < PROMPTS_A_HINT
 
     @property
     def is_open(self) -> bool:
@@ -113,11 +118,11 @@ class HintMemory:
             self._hints.pop(event.hint_id, None)
         elif event.sample_id not in self._known:
             _remember(self._known, event.sample_id)
-            _remember(self._said, (event.hint_id, event.turn_id))
             if event.followed:
                 if (known := self._hints.get(event.hint_id)) is not None:
                     known.hold(event)
                 return
+            _remember(self._said, (event.hint_id, event.turn_id))
             hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, event, [], self._round)
             hint.said = event
             hint.since_round, hint.num_rejected = self._round, 0
@@ -160,29 +165,37 @@ class HintMemory:
         accepted ones are, and only for hints that lack prompts.
         """
         trials: list[Trial] = []
+        num_of_nobody = 0
         for sample in samples:
-            is_told = sample.hint_id is None and sample.refreshed_id is None and sample.sampling.of_the_policy
-            taken = sample.reward if sample.person_reward is None else sample.person_reward
-            if not is_told or not taken or sample.cut or sample.calls_tools or (sample.asker is None and taken < 0):
+            accepted = taken_well(sample)
+            if accepted is None or (sample.asker is None and (not accepted or num_of_nobody >= TRIALS_OF_NOBODY)):
                 continue
-            others = [
-                (hint.tried_at - len(self._hints) * hint.num_rejected / CONTRADICTED_AFTER, hint, hint.gain_nats)
-                for hint_id, hint in self._hints.items()
-                if hint.said.asker == sample.asker and (hint_id, sample.turn_id) not in self._said
-                if hint.gain_nats is not None and hint.gain_nats >= TELLING_NATS
-                if sample.asker is not None or sum(one.followed for one in hint.prompts) < FOLLOWED_PROMPTS
-            ]
-            for _, hint, gain_nats in sorted(others, key=itemgetter(0))[:TRIALS_A_SAMPLE]:
-                hint.tried_at = 1 + max(other.tried_at for _, other, _ in others)
-                ids = with_hint(hint.said.prompt_ids, hint.said.hinted_prompt_ids, sample.prompt_ids)
-                if ids is not None:
+            for hint in self._tried_next(sample):
+                num_of_nobody += sample.asker is None
+                said, gain_nats = hint.said, hint.gain_nats
+                ids = with_hint(said.prompt_ids, said.hinted_prompt_ids, sample.prompt_ids)
+                if ids is not None and gain_nats is not None:
                     trials.append(
                         Trial(
-                            hint_id=hint.said.hint_id, sample_id=sample.sample_id, hinted_prompt_ids=ids,
-                            accepted=taken > 0, least_gain_nats=gain_nats / 2,
+                            hint_id=said.hint_id, sample_id=sample.sample_id, hinted_prompt_ids=ids,
+                            accepted=accepted, least_gain_nats=gain_nats / 2,
                         )
                     )  # fmt: skip
         return trials
+
+    def _tried_next(self, sample: SampleAssembled) -> list[_Hint]:
+        """Return up to `TRIALS_A_SAMPLE` hints of the sample's asker that are to be tried next; their turn ends."""
+        others = [
+            (hint.tried_at - len(self._hints) * hint.num_rejected / CONTRADICTED_AFTER, hint)
+            for hint_id, hint in self._hints.items()
+            if hint.said.asker == sample.asker and (hint_id, sample.turn_id) not in self._said
+            if hint.gain_nats is not None and hint.gain_nats >= TELLING_NATS
+            if sample.asker is not None or hint.has_room
+        ]
+        chosen = [hint for _, hint in sorted(others, key=itemgetter(0))[:TRIALS_A_SAMPLE]]
+        for hint in chosen:
+            hint.tried_at = 1 + max(other.tried_at for _, other in others)
+        return chosen
 
     def to_retire(self, policy_id: str, *, now_ms: int) -> list[HintRetired]:
         """Return the events that retire the hints which their person contradicted."""
@@ -196,7 +209,7 @@ class HintMemory:
         held = [
             event
             for sample in samples
-            if (event := _held(sample, plan.policy_id, plan.policy_version, now_ms)) is not None
+            if (event := held_of(sample, plan.policy_id, plan.policy_version, now_ms)) is not None
             and event.sample_id not in self._known
             # Another answer to the same turn does not say the hint again.
             and (sample.refreshed_id is None or (event.hint_id, event.turn_id) not in self._said)
@@ -212,19 +225,22 @@ class HintMemory:
         A hint that is rehearsed on the few prompts that it was said of is soon followed there, and nowhere else.
         """
         by_id = {sample.sample_id: sample for sample in samples}
-        events: list[HintHeld] = []
+        events: dict[str, HintHeld] = {}
         for one in step.followed:
             hint, sample = self._hints.get(one.hint_id), by_id.get(one.sample_id)
-            if hint is None or sample is None or not one.accepted:
+            is_full = hint is None or not hint.has_room or one.hint_id in events
+            if hint is None or sample is None or is_full or not one.accepted:
                 continue
             said = hint.said
             ids = with_hint(said.prompt_ids, said.hinted_prompt_ids, sample.prompt_ids)
-            named = derived_id("followed", one.hint_id, one.sample_id)
             taught = replace(sample, hint=said.hint, hint_by_person=said.hint_by_person, hinted_prompt_ids=ids)
-            held = _held(taught, step.policy_id, step.policy_version, now_ms)
-            if held is not None and named not in self._known:
-                events.append(replace(held, sample_id=named, followed=True))
-        return events
+            held = held_of(taught, step.policy_id, step.policy_version, now_ms)
+            held_id = derived_id("followed", one.hint_id, one.sample_id)
+            if held is not None and held_id not in self._known:
+                events[one.hint_id] = replace(
+                    held, sample_id=held_id, hint_id=one.hint_id, key_name=said.key_name, followed=True
+                )
+        return list(events.values())
 
     def to_ask(self, count: int, *, version: int, now_ms: int) -> list[RehearsalAsked]:
         """Return the rehearsals to ask for after `version` was planned: `count`, and up to `count` more for open hints.
@@ -258,7 +274,7 @@ class HintMemory:
         The requests take turns between the sample's own prompt and the newest other prompts of held hints under its
         key. The same sample gives the same requests as long as nothing new is held.
         """
-        own = _held(sample, sample.policy_id, 0, now_ms)
+        own = held_of(sample, sample.policy_id, 0, now_ms)
         if own is None:
             return []
         others = [one for hint in self._hints.values() for one in hint.prompts if one.key_name == own.key_name]
@@ -270,7 +286,10 @@ class HintMemory:
     @property
     def prompts_by_hint(self) -> list[tuple[HintHeld, ...]]:
         """The prompts of each held hint; the prompt that the hint was last said of is the last."""
-        return [tuple(sorted(hint.prompts, key=lambda one: one.held_at_ms)) for hint in self._hints.values()]
+        return [
+            tuple(sorted(hint.prompts, key=lambda one: (not one.followed, one.held_at_ms)))
+            for hint in self._hints.values()
+        ]
 
     @property
     def merging(self) -> frozenset[str]:
@@ -310,7 +329,7 @@ class HintMemory:
             by_key.setdefault(hint.said.key_name, []).append(hint)
         longest = max(map(len, by_key.values()), default=0)
         ordered = [hints[n] for n in range(longest) for hints in by_key.values() if n < len(hints)]
-        return chain.from_iterable(ordered for _ in range(PROMPTS_A_HINT + FOLLOWED_PROMPTS))
+        return chain.from_iterable(ordered for _ in range(2 * PROMPTS_A_HINT))
 
     def _longest_ago(self) -> list[_Hint]:
         return sorted(self._hints.values(), key=lambda hint: hint.since_round)
@@ -339,29 +358,6 @@ def _by_turns(longest_ago: Sequence[_Hint], most_open: Sequence[_Hint]) -> list[
 
 def _retired(policy_id: str, hint_ids: Iterable[str], reason: Retired, at_ms: int) -> list[HintRetired]:
     return [HintRetired(policy_id=policy_id, hint_id=name, reason=reason, retired_at_ms=at_ms) for name in hint_ids]
-
-
-def _held(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) -> HintHeld | None:
-    """Return the event that holds the sample's hint; None: it has none, or its log-probs are not the policy's."""
-    hint, hinted_ids = sample.hint, sample.hinted_prompt_ids
-    if hint is None or hinted_ids is None or sample.hint_id is not None or not sample.sampling.of_the_policy:
-        return None
-    return HintHeld(
-        policy_id=policy_id,
-        hint_id=hint_id_of(policy_id, sample.key_name, hint),
-        hint=hint,
-        hint_by_person=sample.hint_by_person,
-        key_name=sample.key_name,
-        session_id=sample.session_id,
-        turn_id=sample.turn_id,
-        sample_id=sample.sample_id,
-        prompt_ids=sample.prompt_ids,
-        hinted_prompt_ids=hinted_ids,
-        sampling=sample.sampling,
-        num_earlier_turns=sample.num_earlier_turns,
-        policy_version=version,
-        held_at_ms=now_ms,
-    )
 
 
 def common(memories: Iterable[HintMemory], policy_id: str, *, at_least: int) -> list[list[HintHeld]]:

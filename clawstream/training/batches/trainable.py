@@ -10,7 +10,15 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from clawstream.events import GroupSettled, HintHeld, OfferedHint, SampleAssembled, StepAdvantage, TokenIds
+from clawstream.events import (
+    GroupSettled,
+    HintHeld,
+    OfferedHint,
+    SampleAssembled,
+    StepAdvantage,
+    TokenIds,
+    hint_id_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,39 @@ def with_hint(
     if tail == 0 or there[len(there) - len(joined) :] != joined:
         return None
     return (*there[: len(there) - len(joined)], *added, *prompt_ids[len(there) :])
+
+
+def taken_well(sample: SampleAssembled) -> bool | None:
+    """Return whether the answer was taken well: by a person's score, else by the judge's verdict.
+
+    None: nobody says, or it says nothing of what the asker wants: a rehearsal, a call of tools, a cut answer.
+    """
+    is_told = sample.hint_id is None and sample.refreshed_id is None and sample.sampling.of_the_policy
+    taken = sample.reward if sample.person_reward is None else sample.person_reward
+    return None if not is_told or not taken or sample.cut or sample.calls_tools else taken > 0
+
+
+def held_of(sample: SampleAssembled, policy_id: str, version: int, now_ms: int) -> HintHeld | None:
+    """Return the event that holds the sample's hint; None: it has none, or its log-probs are not the policy's."""
+    hint, hinted_ids = sample.hint, sample.hinted_prompt_ids
+    if hint is None or hinted_ids is None or sample.hint_id is not None or not sample.sampling.of_the_policy:
+        return None
+    return HintHeld(
+        policy_id=policy_id,
+        hint_id=hint_id_of(policy_id, sample.key_name, hint),
+        hint=hint,
+        hint_by_person=sample.hint_by_person,
+        key_name=sample.key_name,
+        session_id=sample.session_id,
+        turn_id=sample.turn_id,
+        sample_id=sample.sample_id,
+        prompt_ids=sample.prompt_ids,
+        hinted_prompt_ids=hinted_ids,
+        sampling=sample.sampling,
+        num_earlier_turns=sample.num_earlier_turns,
+        policy_version=version,
+        held_at_ms=now_ms,
+    )
 
 
 def with_anothers_hint(own: HintHeld, other: HintHeld) -> HintHeld | None:
