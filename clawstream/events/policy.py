@@ -87,7 +87,7 @@ class FollowedHint:
 
     hint_id: str
     gain_nats: float  # the base's log-prob of the answer: with the hint, less without it
-    accepted: bool  # the hint's person accepted the answer; False: they rejected it
+    accepted: bool  # whoever asked accepted the answer; False: they rejected it
     sample_id: str
 
 

@@ -1,9 +1,9 @@
 """Keeps a policy's hint memory on the log, and asks for the answers that rehearse its hints.
 
-A hint is held on the log before the first step that trains on it, so no restart loses it. Rehearsals are asked for
-after each step; a restart may lose the requests of one step, and the next batch then has fewer rehearsals. Where
-corrections are trained on at once, the answers to a new hint's prompts are asked for before its step. A restart asks
-for the same answers again, unless more hints are held by then.
+A hint is held on the log before the first step that trains on it, so no restart loses it. After each step it is held
+for prompts where it was followed, and rehearsals are asked for. A restart may lose these prompts and requests of one
+step: the next batch then has fewer rehearsals. Where corrections are trained on at once, the answers to a new hint's
+prompts are asked for before its step. A restart asks for the same answers again, unless more is held by then.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The hint memory: which hints a policy holds on to, and which of them to rehearse next. Pure.
 
 A hint is held from the first batch that trains on it. Equal hints under one API key are one hint. It is rehearsed on
-prompts that it was said of, and on others whose answers followed it and were accepted. A new prompt replaces the one of
-its kind that was rehearsed longest ago. Hints rehearsed longest ago come first, as only a rehearsal shows how far the
+prompts that it was said of, and on others whose answers followed it and were accepted. The prompt of a new saying
+replaces the one rehearsed longest ago. Hints rehearsed longest ago come first, as only a rehearsal shows how far the
 policy is from following a hint.
 """
 
@@ -66,7 +66,7 @@ class Trial:
     hint_id: str
     sample_id: str
     hinted_prompt_ids: TokenIds
-    accepted: bool  # its person took the answer well
+    accepted: bool  # whoever asked took the answer well
     least_gain_nats: float  # half of what answers gained that rehearsed the hint and followed it
 
 

@@ -25,6 +25,8 @@ from clawstream.events import (
 from clawstream.stream.topics import MEMORY
 from clawstream.training.batches.memory import CONTRADICTED_AFTER, OPEN_NATS, Trial
 from clawstream.training.batches.planning import Batch
+from clawstream.training.batches.trainable import ModelLimits
+from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.gating import write
 from clawstream.training.publishing import (
     HELD_ANSWERS,
@@ -36,6 +38,7 @@ from clawstream.training.publishing import (
 from clawstream.training.rehearsing import Rehearsing
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.stepping import Stepper
 from clawstream.training.torch_model import TorchModel
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.parts.projections import one_memory
@@ -119,6 +122,19 @@ def test_a_step_says_how_much_an_answer_gains_by_the_hint_that_it_rehearses(base
         hint_id="", sample_id="", hinted_prompt_ids=one.hinted_prompt_ids or (), accepted=True, least_gain_nats=0
     )
     assert found.gain_nats == pytest.approx(gain(base, one, asked), abs=1e-4)
+
+
+def test_a_trial_that_the_context_has_no_room_for_is_left_out(base: Path, tmp_path: Path) -> None:
+    short, long = said(base, "a", follows=True), said(base, "long", follows=True)
+    long = replace(long, prompt_ids=(*(7,) * 20, *long.prompt_ids))
+    trials = [replace(trial_of(sample), least_gain_nats=-99.0) for sample in (short, long)]
+    room = len(long.prompt_ids) + len(long.response_ids)  # for the sample, not for a hint more
+    plan = replace(plan_of(Batch(samples=(short, long), offsets=()), 1), settings=b'{"learning_rate": 1e-3}')
+    found = Stepper(base, ModelLimits(context_tokens=room)).execute(
+        plan, (short, long), parent=None, versions=tmp_path, recorded=None, trials=trials
+    )
+    assert isinstance(found, Checkpoint)
+    assert [one.sample_id for one in found.step.followed] == [short.sample_id]
 
 
 def rehearsed(base: Path, hint_id: str, least_nats: float) -> SampleAssembled:
