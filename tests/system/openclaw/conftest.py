@@ -108,9 +108,9 @@ async def _answers(url: str) -> bool:
         return False
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], *, within_s: float = WITHIN_S) -> None:
     """Return once the condition holds."""
-    async with asyncio.timeout(WITHIN_S):
+    async with asyncio.timeout(within_s):
         while not await condition():
             await asyncio.sleep(0.1)
 
