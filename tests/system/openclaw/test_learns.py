@@ -26,7 +26,7 @@ from tests.system.openclaw.client import OpenClaw, openclaw
 from tests.system.openclaw.conftest import until
 from tests.system.openclaw.processes import clawstream, stages
 
-pytestmark = [pytest.mark.openclaw, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.openclaw, pytest.mark.rebuild, pytest.mark.timeout(1500)]
 PROMPT = "You are a personal assistant. Answer in a short paragraph."
 QUESTION = "What is a mortgage?"
 CORRECTION = "no, answer in one short sentence."
