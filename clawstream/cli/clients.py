@@ -174,12 +174,9 @@ def feedback(
     as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Say how good past answers were, how they should have been, or both; it is learned from as all feedback is."""
-    from clawstream.local.running import addresses_of
-
     said = _said(turn, score, hint, session, file)
     settings = Context.of(context).settings()
-    addresses = addresses_of(settings.data_dir) if url is None else None
-    base_url = gateway_url(settings, url if addresses is None else addresses.gateway)
+    base_url = gateway_url(settings, url)
     own_key = settings.gateway.api_key
     shown_key = own_key.get_secret_value() if key is None and own_key is not None else key
     for number, one in enumerate(said, 1):

@@ -194,8 +194,14 @@ def hide_torch() -> None:
 
 
 def gateway_url(settings: Settings, url: str | None) -> str:
-    """Return the gateway's address, ending in /v1: `url`, or what the settings say as seen from this machine."""
-    gateway = settings.gateway
+    """Return the gateway's address, ending in /v1: `url`, else that of the installation that runs on the data folder.
+
+    If none runs there, what the settings say, as seen from this machine.
+    """
+    from clawstream.local.running import addresses_of
+
+    running = addresses_of(settings.data_dir) if url is None else None
+    url, gateway = url if running is None else running.gateway, settings.gateway
     host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
     found = (url or f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}").rstrip("/")
     return found if found.endswith("/v1") else f"{found}/v1"

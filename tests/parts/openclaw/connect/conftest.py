@@ -20,6 +20,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     for name in [name for name in os.environ if name.startswith("OPENCLAW_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("OPENCLAW_HOME", str(tmp_path))
+    monkeypatch.setenv("CLAWSTREAM_DATA_DIR", str(tmp_path / "data"))
     settings = tmp_path / "clawstream.toml"
     settings.write_text('[gateway]\nport = 1\napi_key = "s3cret"\n')
 

@@ -8,6 +8,7 @@ import pytest
 
 from clawstream.cli.openclaw_config import too_few
 from clawstream.errors import ConfigError
+from clawstream.local.running import Addresses, alone_on, announced
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import running_gateway, until
 from tests.unit.openclaw.connect.texts import Run
@@ -42,6 +43,19 @@ def test_openclaw_is_told_an_address_that_it_can_reach(
     (tmp_path / "clawstream.toml").write_text(f'[gateway]\nport = 1\nhost = "{host}"\napi_key = "s3cret"\n')
     assert run("connect", "--write").exit_code == 0
     assert json.loads(file.read_text())["models"]["providers"]["clawstream"]["baseUrl"] == url
+
+
+def test_without_an_address_openclaw_is_told_that_of_the_installation_that_runs(
+    run: Run, file: Path, tmp_path: Path
+) -> None:
+    """With `gateway.port = 0` the settings don't say it."""
+    running = Addresses(
+        supervisor_pid=1, gateway="http://127.0.0.1:4321", monitor="", engines=(), kafka="", postgres=""
+    )
+    (tmp_path / "data").mkdir()
+    with alone_on(tmp_path / "data"), announced(tmp_path / "data", running):
+        assert run("connect", "--write").exit_code == 0
+    assert json.loads(file.read_text())["models"]["providers"]["clawstream"]["baseUrl"] == "http://127.0.0.1:4321/v1"
 
 
 @pytest.mark.parametrize("argv", [(), ("--key", "wrong")])
