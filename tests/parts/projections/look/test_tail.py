@@ -49,7 +49,7 @@ def test_an_exchange_reads_as_question_and_answer() -> None:
 def test_an_event_without_words_of_its_own_reads_as_its_fields_without_ids_and_times() -> None:
     kept = held("turn", "be brief", "ann")
     expected = 'hint "be brief", hint_by_person False, key_name "ann", prompt_ids (2), hinted_prompt_ids (3)'
-    assert line(kept) == f"{expected}, num_earlier_turns 0, policy_version 1, merged False"
+    assert line(kept) == f"{expected}, num_earlier_turns 0, policy_version 1, merged False, followed False"
     retired = HintRetired(policy_id="p", hint_id="h", reason=Retired.ASKED, retired_at_ms=1)
     assert line(retired) == "reason asked"
 
