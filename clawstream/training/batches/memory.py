@@ -38,7 +38,6 @@ MERGED_STEPS = 6  # taken at most, one after the other, on a merged hint while i
 CONTRADICTED_AFTER = 4  # answers in a row that followed a hint and that its person rejected
 TELLING_NATS = 1.0  # a hint that gives its rehearsals less is not tried: the base half does what it asks without it
 TRIALS_A_SAMPLE = 2  # held hints that an answer is tried against
-TRIALS_OF_NOBODY = 8  # a step, of answers to nobody known: each costs a pass or two of the base
 LONGEST_AGO_FIRST = 2  # hints rehearsed longest ago for each most open one: nobody measured what they lost since
 T = TypeVar("T")
 
@@ -161,17 +160,14 @@ class HintMemory:
         """Return the trials of the samples' answers, each against some held hints of its asker.
 
         An asker's hints take turns; a hint comes the sooner, the more answers that followed it were rejected. Answers
-        with tool calls or cut off are not tried. Of answers to nobody known (whose hints had they to follow?) only
-        accepted ones are, and only for hints that lack prompts.
+        with tool calls or cut off are not tried, nor are answers to nobody known (whose hints had they to follow?).
         """
         trials: list[Trial] = []
-        num_of_nobody = 0
         for sample in samples:
             accepted = taken_well(sample)
-            if accepted is None or (sample.asker is None and (not accepted or num_of_nobody >= TRIALS_OF_NOBODY)):
+            if accepted is None or sample.asker is None:
                 continue
             for hint in self._tried_next(sample):
-                num_of_nobody += sample.asker is None
                 said, gain_nats = hint.said, hint.gain_nats
                 ids = with_hint(said.prompt_ids, said.hinted_prompt_ids, sample.prompt_ids)
                 if ids is not None and gain_nats is not None:
@@ -190,7 +186,6 @@ class HintMemory:
             for hint_id, hint in self._hints.items()
             if hint.said.asker == sample.asker and (hint_id, sample.turn_id) not in self._said
             if hint.gain_nats is not None and hint.gain_nats >= TELLING_NATS
-            if sample.asker is not None or hint.has_room
         ]
         chosen = [hint for _, hint in sorted(others, key=itemgetter(0))[:TRIALS_A_SAMPLE]]
         for hint in chosen:

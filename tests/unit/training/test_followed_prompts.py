@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawstream.events import FollowedHint, HintHeld, HintRetired, Retired, SampleAssembled, hint_id_of
-from clawstream.training.batches.memory import PROMPTS_A_HINT, TRIALS_OF_NOBODY, HintMemory, common, merged_into
+from clawstream.training.batches.memory import PROMPTS_A_HINT, HintMemory, common, merged_into
 from tests.unit.training.test_memory import answered, step, taught, told, turns
 
 SHORTER = hint_id_of("policy", None, "shorter")
@@ -55,28 +55,6 @@ def test_no_prompt_is_added_where(found: FollowedHint, sample: SampleAssembled) 
     held = HintMemory()
     told(held, taught("a"))
     assert held.to_extend(step(followed=[found]), [sample], now_ms=2) == []
-
-
-def test_accepted_answers_to_nobody_known_are_tried_and_rejected_ones_are_not() -> None:
-    held = HintMemory()
-    told(held, taught("a"), gain_nats=5.0)
-    assert [trial.hint_id for trial in held.to_try([answered("b", 1, key_name=None)])] == [SHORTER]
-    assert held.to_try([answered("b", -1, key_name=None)]) == []
-    extended(held, [answered(f"{n}", 1, key_name=None) for n in range(PROMPTS_A_HINT - 1)])
-    assert held.to_try([answered("b", 1, key_name=None)])
-    extended(held, [answered("last", 1, key_name=None)])
-    assert held.to_try([answered("b", 1, key_name=None)]) == []  # it has prompts enough
-
-
-def test_answers_to_nobody_known_are_tried_so_many_times_a_step() -> None:
-    held = HintMemory()
-    told(held, taught("a", "shorter"), taught("b", "longer"), gain_nats=5.0)
-    answers = [answered(f"{n}", 1, key_name=None) for n in range(TRIALS_OF_NOBODY)]
-    assert len(held.to_try(answers)) == TRIALS_OF_NOBODY
-    told(held, taught("c", "shorter", "ann"), gain_nats=5.0)
-    assert len(held.to_try([*answers, *(answered(f"ann {n}", 1) for n in range(TRIALS_OF_NOBODY))])) == (
-        2 * TRIALS_OF_NOBODY
-    )
 
 
 def test_answers_to_somebody_known_are_tried_however_many_prompts_a_hint_has() -> None:

@@ -308,7 +308,7 @@ def test_a_person_goes_before_a_judge_in_how_an_answer_was_taken(sample: SampleA
         replace(answered("x", -1), cut=True),
         replace(answered("x", -1), calls_tools=True),
         replace(answered("x", 1), person_reward=0.0),
-        answered("x", -1, key_name=None),
+        answered("x", 1, key_name=None),
         answered("x", 1, key_name="bob"),
         replace(answered("x", 1), hint_id="held"),
         replace(answered("x", 1), refreshed_id="again"),
@@ -316,7 +316,7 @@ def test_a_person_goes_before_a_judge_in_how_an_answer_was_taken(sample: SampleA
         replace(answered("x", 1), prompt_ids=(7, 9)),
     ],
     ids=[
-        "nobody said anything", "an outcome", "cut", "a call of tools", "a person's shrug", "rejected by nobody known",
+        "nobody said anything", "an outcome", "cut", "a call of tools", "a person's shrug", "of nobody known",
         "another key", "a rehearsal", "a refreshed answer", "greedy", "no place for the hint",
     ],
 )  # fmt: skip
