@@ -201,9 +201,8 @@ def gateway_url(settings: Settings, url: str | None) -> str:
     from clawstream.local.running import addresses_of
 
     running = addresses_of(settings.data_dir) if url is None else None
-    url, gateway = url if running is None else running.gateway, settings.gateway
-    host = "127.0.0.1" if gateway.host in ("0.0.0.0", "::") else gateway.host
-    found = (url or f"http://{f'[{host}]' if ':' in host else host}:{gateway.port}").rstrip("/")
+    known = settings.gateway.local_url if running is None else running.gateway
+    found = (url or known).rstrip("/")
     return found if found.endswith("/v1") else f"{found}/v1"
 
 

@@ -161,6 +161,12 @@ class GatewaySettings(Section):
         2**30, ge=2**16, description="of exchanges that wait on disk for Kafka; from 7/8 of it on requests get a 503"
     )
 
+    @property
+    def local_url(self) -> str:
+        """Its address as seen from this machine."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
     @model_validator(mode="after")
     def _a_key_guards_other_addresses(self) -> "GatewaySettings":
         if self.host not in LOOPBACK and self.api_key is None and self.keys_file is None:

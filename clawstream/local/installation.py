@@ -97,7 +97,7 @@ async def installation(
                     await loading.enter_async_context(_meanwhile(supervisor.start(engines)))
                     engines = []
                 filled = await _with_servers(filled, start, fresh)
-                addresses = _addresses(filled)
+                addresses = addresses_in(filled)
                 async with connected(filled.kafka, client_id="base") as log_of_policy:
                     await name_base(log_of_policy, filled)
                 say("topics and tables are in place; starting the parts")
@@ -235,7 +235,8 @@ def _resolved(settings: Settings) -> Settings:
     )
 
 
-def _addresses(settings: Settings) -> Addresses:
+def addresses_in(settings: Settings) -> Addresses:
+    """Return where the parts of an installation with these whole settings are, as seen from this machine."""
     url = settings.postgres.url
     assert settings.kafka.bootstrap is not None
     assert url is not None
@@ -244,7 +245,7 @@ def _addresses(settings: Settings) -> Addresses:
         kafka=settings.kafka.bootstrap,
         postgres=url.get_secret_value(),
         engines=settings.engine.urls or (f"http://127.0.0.1:{settings.engine.port}",),
-        gateway=f"http://{settings.gateway.host}:{settings.gateway.port}",
+        gateway=settings.gateway.local_url,
         monitor=f"http://{HOST}:{settings.monitor.port}",
     )
 

@@ -38,11 +38,12 @@ class Broker:
     security: KafkaSettings | None = None  # says how to log in; None: anybody may
     prefix: str = ""
     batch_bytes: int = BATCH_BYTES
+    linger_ms: int = LINGER_MS
 
     def producer(self) -> AIOKafkaProducer:
         """A producer that neither loses nor repeats a record while it lives."""
         return AIOKafkaProducer(
-            **self._common(), acks="all", enable_idempotence=True, compression_type="zstd", linger_ms=LINGER_MS,
+            **self._common(), acks="all", enable_idempotence=True, compression_type="zstd", linger_ms=self.linger_ms,
             max_request_size=MAX_RECORD_BYTES, max_batch_size=self.batch_bytes,
         )  # fmt: skip
 

@@ -223,8 +223,7 @@ class HintMemory:
         events: dict[str, HintHeld] = {}
         for one in step.followed:
             hint, sample = self._hints.get(one.hint_id), by_id.get(one.sample_id)
-            is_full = hint is None or not hint.has_room or one.hint_id in events
-            if hint is None or sample is None or is_full or not one.accepted:
+            if hint is None or sample is None or not one.accepted or one.hint_id in events or not hint.has_room:
                 continue
             said = hint.said
             ids = with_hint(said.prompt_ids, said.hinted_prompt_ids, sample.prompt_ids)

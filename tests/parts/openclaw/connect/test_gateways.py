@@ -5,9 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from clawstream.cli.openclaw_config import too_few
+from clawstream.config import GatewaySettings, KafkaSettings, PostgresSettings, Settings
 from clawstream.errors import ConfigError
+from clawstream.local.installation import addresses_in
 from clawstream.local.running import Addresses, alone_on, announced
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import running_gateway, until
@@ -43,6 +46,13 @@ def test_openclaw_is_told_an_address_that_it_can_reach(
     (tmp_path / "clawstream.toml").write_text(f'[gateway]\nport = 1\nhost = "{host}"\napi_key = "s3cret"\n')
     assert run("connect", "--write").exit_code == 0
     assert json.loads(file.read_text())["models"]["providers"]["clawstream"]["baseUrl"] == url
+
+
+def test_an_installation_says_its_gateway_s_address_as_this_machine_sees_it() -> None:
+    gateway = GatewaySettings(host="::", port=7, api_key=SecretStr("s3cret"))
+    kafka, postgres = KafkaSettings(bootstrap="127.0.0.1:1"), PostgresSettings(url=SecretStr("postgresql://p"))
+    settings = Settings(environment=False, gateway=gateway, kafka=kafka, postgres=postgres)
+    assert addresses_in(settings).gateway == "http://127.0.0.1:7"
 
 
 def test_without_an_address_openclaw_is_told_that_of_the_installation_that_runs(
