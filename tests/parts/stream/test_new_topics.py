@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from clawstream.stream.avro import codec
@@ -11,6 +10,7 @@ from clawstream.stream.kafka.client import Broker
 from tests.unit.stream import toys
 
 WITHIN_S = 20.0  # a producer gives records up after 40
+LINGERS_MS = 500  # so long that the first record still waits when the new topic is met
 
 
 async def make(bootstrap: str, name: str) -> None:
@@ -26,11 +26,11 @@ async def make(bootstrap: str, name: str) -> None:
 
 
 async def test_records_that_wait_are_written_although_a_topic_is_met_that_is_new(
-    kafka_bootstrap: str, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+    kafka_bootstrap: str, topic_prefix: str
 ) -> None:
-    monkeypatch.setattr("clawstream.stream.kafka.client.LINGER_MS", 500)  # so long that the record still waits then
     await make(kafka_bootstrap, f"{topic_prefix}old")
-    async with Appender(Broker(bootstrap=kafka_bootstrap, client_id="test", prefix=topic_prefix), codec()) as appender:
+    broker = Broker(bootstrap=kafka_bootstrap, client_id="test", prefix=topic_prefix, linger_ms=LINGERS_MS)
+    async with Appender(broker, codec()) as appender:
         await make(kafka_bootstrap, f"{topic_prefix}new")
         async with asyncio.timeout(WITHIN_S):
             await appender.append([EncodedRecord(name, None, b"x", (), name) for name in ("old", "new")])
