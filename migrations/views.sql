@@ -201,7 +201,7 @@ LEFT JOIN LATERAL (
     ORDER BY num_feedback DESC NULLS LAST, source_offset DESC LIMIT 1
 ) AS s ON true;
 
--- How each judge does against the verdicts that its votes helped to make.
+-- How each judge does against the verdicts that its votes helped to make, and against people's scores.
 CREATE OR REPLACE VIEW judge_agreement AS
 SELECT
     o.judge,
@@ -212,13 +212,25 @@ SELECT
     avg((o.status = 'failed')::integer) AS failed_share,
     avg(o.latency_ms) FILTER (WHERE o.status <> 'failed') AS mean_latency_ms,
     sum(o.prompt_tokens) AS prompt_tokens,
-    sum(o.completion_tokens) AS completion_tokens
+    sum(o.completion_tokens) AS completion_tokens,
+    coalesce(max(p.num_scored), 0) AS num_scored_by_people,
+    max(p.as_people_share) AS as_people_share
 FROM votes AS o
 LEFT JOIN LATERAL (
     SELECT score FROM verdicts
     WHERE turn_id = o.turn_id AND judge = o.judge AND revision = o.revision AND prompt_version = o.prompt_version
     LIMIT 1
 ) AS v ON true
+LEFT JOIN (
+    SELECT judge, count(*) AS num_scored, avg((reward * person_reward > 0)::integer) AS as_people_share
+    FROM (
+        SELECT DISTINCT ON (turn_id, judge) judge, reward, person_reward
+        FROM samples
+        WHERE refreshed_id IS NULL AND reward <> 0 AND person_reward <> 0 AND NOT cut
+        ORDER BY turn_id, judge, revision DESC, num_feedback DESC NULLS LAST, source_offset DESC
+    ) AS scored
+    GROUP BY judge
+) AS p ON p.judge = o.judge
 GROUP BY o.judge;
 
 -- Each policy version: what made it, how engines took it over, and how it did.

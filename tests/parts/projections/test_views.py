@@ -195,6 +195,26 @@ def test_judge_agreement_counts_readable_scores_and_shares_of_the_rest(told: Eng
     assert (row["judge"], row["num_votes"]) == ("judge", 5)
     assert float(row["agreeing_share"]) == pytest.approx(2 / 3)
     assert (float(row["unreadable_share"]), float(row["failed_share"])) == (0.2, 0.0)
+    assert (row["num_scored_by_people"], row["as_people_share"]) == (0, None)
+
+
+def test_judge_agreement_counts_how_often_a_judge_and_a_person_agree_on_an_answer(emptied: Engine) -> None:
+    def scored(turn_id: str, reward: int | None, person: float | None, **changes: Any) -> SampleAssembled:
+        sample = replace(one_session.SAMPLE, turn_id=turn_id, reward=reward, person_reward=person, cut=False)
+        return replace(sample, **changes)
+
+    said = [
+        *(scored("t1", 1, 1.0), scored("t2", -1, -0.5), scored("t3", 1, -1.0)),
+        scored("t4", 1, 1.0, num_feedback=1),  # who then changed their mind
+        scored("t4", 1, -1.0, num_feedback=2),
+        *(scored("t5", None, 1.0), scored("t6", 1, None)),
+        scored("t7", -1, 1.0, cut=True),  # nobody's verdict
+        scored("t8", 1, 1.0, judge="another"),
+    ]
+    write_all(emptied, logs.records([*one_session.ONE_SESSION, *said]))
+    [row] = _rows(emptied, "SELECT * FROM judge_agreement")
+    assert (row["judge"], row["num_votes"]) == ("judge", 5)
+    assert (row["num_scored_by_people"], float(row["as_people_share"])) == (4, 0.5)
 
 
 def test_policy_report_has_a_row_for_every_version_the_base_included(told: Engine) -> None:
