@@ -36,6 +36,7 @@ def engine(
         model_path=str(settings.engine.base_policy),
         port=settings.engine.port if port is None else port,
         weight_version="0",  # the base's; the weights stage brings the engine up to date
+        dtype="float32" if settings.training.lora_rank is None else "float16",  # under an adapter no weight changes
     )
 
 

@@ -233,7 +233,7 @@ def _engine(version: LocalVersion, base: Path, port: int, http: aiohttp.ClientSe
     folder = base if version.adapter else version.path
     command = (
         sys.executable, "-m", "clawstream.local.engine", "--model-path", str(folder), "--port", str(port),
-        "--weight-version", str(version.number),
+        "--weight-version", str(version.number), "--dtype", "float16" if version.adapter else "float32",
     )  # fmt: skip
     ready = answers(http, f"http://127.0.0.1:{port}/health")
     return Part(name=f"version-{version.number}", command=command, missing=ready)

@@ -3,8 +3,8 @@
 The arms take turns at each number of streams, so that a noisy machine is noisy for all. Each stream asks one everyday
 request and samples the same number of tokens, whatever comes, at temperature 0.6. Our engine and llama.cpp are asked
 over HTTP, one connection a stream; transformers computes the streams as one padded batch in this process. llama.cpp
-reads a GGUF file, whose weights are of four bits where it is the one that SmolLM2's folder was made from; the others
-compute in float32.
+reads a GGUF file, whose weights are of four bits where it is the one that SmolLM2's folder was made from; transformers
+computes in float32, and our engine by weights of both precisions.
 """
 
 import asyncio
@@ -65,9 +65,11 @@ def speed(
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         linked = Path(folder) / "model"
         linked.symlink_to(model.absolute())
-        port = stack.enter_context(reserved())
-        url = stack.enter_context(cpu_engine(linked, port, "--threads", str(threads)))
-        arms: dict[str, Arm] = {"engine": _engine(url), "transformers": _transformers(model)}
+        arms: dict[str, Arm] = {"transformers": _transformers(model)}
+        for dtype in ("float32", "float16"):
+            port = stack.enter_context(reserved())
+            url = stack.enter_context(cpu_engine(linked, port, "--threads", str(threads), "--dtype", dtype))
+            arms[f"engine {dtype}"] = _engine(url)
         for num_streams in map(int, streams.split(",")):
             with ExitStack() as each:
                 if gguf is not None:

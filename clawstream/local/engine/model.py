@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -23,7 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from clawstream.errors import PartUnavailable, UnusableCheckpoint
@@ -31,9 +32,11 @@ from clawstream.inference.model_folder import weight_files
 from clawstream.local.engine.rows import KvRows
 
 NAME = "clawstream_rows"
-# The cost of one more attention call, as the number of keys that a batched call reads in the same time.
-_CALL_COST_KEYS = 2048
+_CALL_COST_KEYS = 2048  # of one more attention call: so many keys does a batched call read in the same time
 _TOLERANCE_NATS = 1e-2
+SMALL_PARAMETERS = 20_000_000  # below this a model's weights stay in the processor's cache, and a cache takes little
+_PACKS_HALVES = ("x86", "fbgemm")  # torch's names of its kernels for processors with AVX2
+_FEW_TOKENS = 48  # packed: up to here a step waits for memory, and half of each weight is read in half the time
 _PREFIX = "base_model.model."
 
 
@@ -139,14 +142,9 @@ def attend_rows(
         else:
             key, value = key_1HND[:, :, first:last], value_1HND[:, :, first:last]
         out_1HND = scaled_dot_product_attention(
-            query_1HND[:, :, first:last],
-            key,
-            value,
-            attn_mask=segment.mask_NL,
-            is_causal=not segment.past,
-            scale=scaling,
-            enable_gqa=True,
-        )
+            query_1HND[:, :, first:last], key, value, attn_mask=segment.mask_NL, is_causal=not segment.past,
+            scale=scaling, enable_gqa=True,
+        )  # fmt: skip
         parts.append(out_1HND[0].transpose(0, 1))
     out_NHD = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out_NHD.unsqueeze(0), None
@@ -182,11 +180,15 @@ AttentionInterface.register(NAME, attend_rows)
 class RowModel:
     """The model, and what the engine has to know about it."""
 
-    def __init__(self, path: str, *, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, path: str, *, in_halves: bool = False) -> None:
+        """`in_halves`: a large model's steps of few tokens multiply by weights rounded to float16, and sum in float32.
+
+        Raises PartUnavailable for what is no model, or none that this engine runs.
+        """
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
             model = AutoModelForCausalLM.from_pretrained(
-                path, config=config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=False
+                path, config=config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
             )
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise PartUnavailable(
@@ -204,6 +206,9 @@ class RowModel:
         expected = self._reference_logprobs()
         model.set_attn_implementation(NAME)
         self._check_exact(path, expected)
+        large = self.num_parameters >= SMALL_PARAMETERS
+        self._in_halves = in_halves and large and torch.backends.quantized.engine in _PACKS_HALVES
+        self._pack()
 
     def forward(
         self, token_ids: Sequence[int], positions: Sequence[int], step: ForwardPass, keep: Sequence[int]
@@ -251,6 +256,13 @@ class RowModel:
         own = self.module.state_dict()
         for name, tensor in weights.items():
             own[name].copy_(tensor)
+        self._pack()
+
+    def _pack(self) -> None:
+        for layer in self.module.modules() if self._in_halves else ():
+            if isinstance(layer, nn.Linear):
+                packed = torch.ops.quantized.linear_prepack_fp16(layer.weight, layer.bias)
+                layer.forward = partial(_multiplied, layer, packed)  # type: ignore[method-assign]
 
     def read_weights(self, path: str) -> dict[str, Tensor]:
         """Return the folder's weights by this model's names; raises UnusableCheckpoint for another model's weights."""
@@ -274,6 +286,13 @@ class RowModel:
                 f"such as {(missing + unknown + shapes)[0]}); the weights in use stay"
             )
         return found
+
+
+def _multiplied(layer: nn.Linear, packed: Any, input_1NI: Tensor) -> Tensor:
+    if input_1NI.shape[-2] > _FEW_TOKENS:
+        return linear(input_1NI, layer.weight, layer.bias)
+    product_1NO: Tensor = torch.ops.quantized.linear_dynamic_fp16(input_1NI, packed)
+    return product_1NO
 
 
 def _eos_ids(path: str, configured: int | list[int] | None) -> set[int]:

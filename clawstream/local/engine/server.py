@@ -16,13 +16,11 @@ from clawstream.errors import PartUnavailable
 from clawstream.inference.service import AppServer, build_app
 from clawstream.local.engine.backend import CpuBackend
 from clawstream.local.engine.core import Core, EngineWorker
-from clawstream.local.engine.model import RowModel
+from clawstream.local.engine.model import SMALL_PARAMETERS, RowModel
 from clawstream.local.engine.rows import Decode
 
 log = logging.getLogger(__name__)
 
-# Below this size a second thread costs more in hand-overs than it computes, and a request's cache takes little memory.
-_SMALL_PARAMETERS = 20_000_000
 _AT_ONCE, _LARGE_AT_ONCE = 64, 16  # requests; of SmolLM2 each takes 47 MB for 1,024 tokens
 # The worker releases the interpreter at every tensor operation; the event loop should not keep it for 5 ms.
 _SWITCH_INTERVAL_S = 0.0005
@@ -37,14 +35,18 @@ def serve(
     max_running_requests: int | None = None,
     threads: int | None = None,
     weight_version: str = "default",
+    dtype: str = "float32",
 ) -> None:
-    """Serve until SIGINT or SIGTERM; raises PartUnavailable where it can't, RuntimeError if the worker dies."""
+    """Serve until SIGINT or SIGTERM; raises PartUnavailable where it can't, RuntimeError if the worker dies.
+
+    `dtype` float16: the weights of a step of few tokens (`RowModel`).
+    """
     # transformers and OpenMP start with as many threads as there are cores; until the size is known, one will do.
     torch.set_num_threads(threads or 1)
-    model = RowModel(model_path)
+    model = RowModel(model_path, in_halves=dtype == "float16")
     if context_length is not None:
         model.context_length_tokens = min(context_length, model.context_length_tokens)
-    is_small = model.num_parameters < _SMALL_PARAMETERS
+    is_small = model.num_parameters < SMALL_PARAMETERS
     if threads is None:
         threads = 1 if is_small else os.cpu_count() or 1
     num_rows = max_running_requests or (_AT_ONCE if is_small else _LARGE_AT_ONCE)

@@ -73,7 +73,7 @@ class CheckpointScoring:
                 say=lambda _: None,
                 patience=Patience(ready_within_s=self.cast.limits.ready_s),
             ) as supervisor,
-            self._served(served, 0 if adapted else version, supervisor, http, base=base) as engine,
+            self._served(served, 0 if adapted else version, supervisor, http, base=base, adapted=adapted) as engine,
         ):
             if adapted:
                 await self._load(engine, policy_id, checkpoint, version)
@@ -93,13 +93,14 @@ class CheckpointScoring:
 
     @contextlib.asynccontextmanager
     async def _served(
-        self, folder: Path, version: int, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path
-    ) -> AsyncIterator[SglangEngine]:
+        self, folder: Path, version: int, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path,
+        adapted: bool,
+    ) -> AsyncIterator[SglangEngine]:  # fmt: skip
         """An engine that serves the weights in `folder`: a fresh one here, or a person's, lent for the block."""
         if self.own is None or not self.own.engine.urls:
             with reserved() as port:
                 engine = SglangEngine(http, f"http://{HOST}:{port}")
-                await supervisor.start([_engine(folder, version, http, engine.url)])
+                await supervisor.start([_engine(folder, version, http, engine.url, adapted=adapted)])
                 yield engine
             return
         async with lent(self.own.engine, base), engine_session(self.own.engine) as session:
@@ -166,11 +167,12 @@ async def _perplexity(engine: SglangEngine, model: Path, adapter: str | None) ->
     return math.exp(-statistics.fmean(await engine.score(token_ids, 1, lora_name=adapter)))
 
 
-def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str) -> Part:
+def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str, *, adapted: bool) -> Part:
     return Part(
         name="engine",
         command=(sys.executable, "-m", "clawstream.local.engine", "--model-path", str(checkpoint),
-                 "--port", url.rpartition(":")[2], "--weight-version", str(version)),
+                 "--port", url.rpartition(":")[2], "--weight-version", str(version),
+                 "--dtype", "float16" if adapted else "float32"),
         missing=answers(http, f"{url}/health"),
     )  # fmt: skip
 

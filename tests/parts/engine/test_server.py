@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,9 +19,9 @@ class _Started(Exception):
     """In place of serving."""
 
 
-def _as_a_stage(folder: Path) -> None:
+def _as_a_stage(folder: Path, *more: str) -> None:
     config = folder / "clawstream.toml"
-    config.write_text(f'environment = false\n[engine]\nmodel_path = "{folder}"\n')
+    config.write_text("\n".join(["environment = false", "[engine]", f'model_path = "{folder}"', *more]))
     CliRunner().invoke(app, ["-c", str(config), "engine"])
 
 
@@ -44,6 +44,16 @@ def test_its_threads_sleep_while_they_wait_unless_somebody_says_otherwise(
     assert seen == [then]
 
 
+@pytest.mark.parametrize(("more", "dtype"), [([], "float32"), (["[training]", "lora_rank = 4"], "float16")])
+def test_it_keeps_weights_in_halves_where_an_adapter_is_trained_and_they_do_not_change(
+    more: Sequence[str], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(server, "serve", lambda **options: seen.append(options["dtype"]))
+    _as_a_stage(tmp_path, *more)
+    assert seen == [dtype]
+
+
 @pytest.mark.parametrize(("small", "asked", "num"), [(10**9, None, 64), (1, None, 16), (1, 3, 3)])
 def test_a_large_model_has_fewer_requests_at_once_as_each_takes_more_memory(
     small: int, asked: int | None, num: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -54,7 +64,7 @@ def test_a_large_model_has_fewer_requests_at_once_as_each_takes_more_memory(
         seen.append(num_rows)
         raise _Started
 
-    monkeypatch.setattr(server, "_SMALL_PARAMETERS", small)
+    monkeypatch.setattr(server, "SMALL_PARAMETERS", small)
     monkeypatch.setattr(server, "Core", core)
     monkeypatch.setattr(server, "_listen", lambda *_: None)
     with pytest.raises(_Started):
