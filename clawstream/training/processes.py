@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,7 @@ class Start:
     backend: str  # of torch.distributed: "gloo", "nccl"
     threads: int | None = None  # of torch; None: its own choice
     patience_s: float = PATIENCE_S
+    forked: bool = False  # from a process that has imported what multiprocessing was told to preload
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext  # a module's function: it is pickled
 
 
@@ -141,8 +143,10 @@ class Processes:
 
     def __init__(self, count: int, start: Start) -> None:
         self._store = tempfile.TemporaryDirectory(prefix="clawstream-ranks-")
-        context = multiprocessing.get_context("spawn")
-        self._members: list[tuple[SpawnProcess, Connection]] = []
+        context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
+        if start.forked:
+            context = multiprocessing.get_context("forkserver")
+        self._members: list[tuple[BaseProcess, Connection]] = []
         for rank in range(count):
             ours, theirs = context.Pipe()
             where = Path(self._store.name) / "store"
@@ -243,11 +247,14 @@ def _serve(connection: Connection, rank: int, count: int, store: Path, start: St
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process with the thread that started it, also in the middle of work."""
+    """Have the kernel end this process with the thread that started it, also in the middle of work.
+
+    A server that forks ends with the thread that started the server.
+    """
     parent = multiprocessing.parent_process()
     if sys.platform == "linux" and parent is not None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent.pid:  # the parent ended before
+        if not parent.is_alive():  # it ended before
             os._exit(1)
 
 

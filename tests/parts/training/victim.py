@@ -3,7 +3,6 @@
 The process is the command `clawstream train`; the hooks stand around the real functions and do nothing but strike.
 """
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -22,6 +21,7 @@ from clawstream.inference.model_folder import MANIFEST
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.training import loop, stepping  # noqa: F401
 from clawstream.training.step.trainer import Trainer
+from tests.forks import forking
 
 
 class Point(StrEnum):
@@ -43,9 +43,7 @@ class Point(StrEnum):
 
 def begin(config: Path, words: Path, *, point: Point | None = None, occurrence: int = 1) -> BaseProcess:
     """Return a trainer that has just begun and is killed when it comes to `point` for the n-th time."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # a life is not to cost the import of torch
-    process = context.Process(target=_live, args=(config, words, point, occurrence))
+    process = forking().Process(target=_live, args=(config, words, point, occurrence))
     process.start()
     return process
 

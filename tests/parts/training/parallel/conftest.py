@@ -1,4 +1,4 @@
-"""Two processes for all tests of this folder, and tiny models of each family."""
+"""Two processes for all tests of this folder, more for some, and tiny models of each family."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.training.processes import Processes, Start, Team
+from tests.forks import forking
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 
@@ -18,6 +19,16 @@ Teams = Callable[[Path, TrainingSettings], Team]
 def two_processes() -> Processes:
     """Start two processes that know each other."""
     return Processes(2, Start(backend="gloo", threads=1, patience_s=60, around=cuda_on_cpu))
+
+
+def forked_processes(count: int) -> Processes:
+    """Start processes that know each other, as forks of one that has imported it all, which takes 8 s of CPU.
+
+    They have one seed of hashes: in what order each has a set is told by `two_processes` alone.
+    """
+    forking()
+    start = Start(backend="gloo", threads=1, patience_s=120, forked=True, around=cuda_on_cpu)
+    return Processes(count, start)
 
 
 @pytest.fixture(scope="package")

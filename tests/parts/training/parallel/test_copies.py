@@ -12,10 +12,9 @@ from torch import distributed as dist
 from clawstream.config import TrainingSettings
 from clawstream.inference.model_folder import STATE_FOLDER
 from clawstream.training.base_folder import tensors_of
-from clawstream.training.processes import Processes, Start, Team, part
+from clawstream.training.processes import Processes, Team, part
 from clawstream.training.step.trainer import Trainer
-from tests.parts.training.parallel.conftest import QUESTIONS
-from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
+from tests.parts.training.parallel.conftest import QUESTIONS, forked_processes
 from tests.parts.training.parallel.test_trainers import MIXED, same, settings_of, state, step, weights
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
@@ -31,7 +30,7 @@ CUTS: list[dict[str, object]] = [
 @pytest.fixture(scope="module")
 def four() -> Iterator[Processes]:
     """Four processes that know each other."""
-    processes = Processes(4, Start(backend="gloo", threads=1, patience_s=60, around=cuda_on_cpu))
+    processes = forked_processes(4)
     yield processes
     processes.close()
 

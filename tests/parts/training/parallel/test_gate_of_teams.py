@@ -10,13 +10,12 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
-from clawstream.training.processes import Processes, Start, Team
+from clawstream.training.processes import Processes, Team
 from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.trainer import Trainer
 from tests.parts.training import tiny
 from tests.parts.training.parallel import gating
-from tests.parts.training.parallel.conftest import Teams
-from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
+from tests.parts.training.parallel.conftest import Teams, forked_processes
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 
@@ -87,7 +86,7 @@ def test_processes_that_are_cut_every_way_at_once_decide_by_the_figures_of_a_tra
     ending: Path,
 ) -> None:
     """Two copies of two stages of two parts each."""
-    processes = Processes(8, Start(backend="gloo", threads=1, patience_s=120, around=cuda_on_cpu))
+    processes = forked_processes(8)
     try:
         decided_alike(ending, processes, TENSOR | PIPELINE | ADAPTER | {"processes": 8})
     finally:

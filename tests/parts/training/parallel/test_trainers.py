@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from math import inf
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from clawstream.inference.model_folder import STATE_FOLDER, weight_files
 from clawstream.training.base_folder import limits_of, stored, tensors_of
 from clawstream.training.batches.memory import Trial
 from clawstream.training.checkpoints import Checkpoint
-from clawstream.training.processes import Processes, Start, Team
+from clawstream.training.processes import Processes, Team
 from clawstream.training.step.trainer import StepSummary, Trainer
 from clawstream.training.stepping import Stepper
 from tests.parts.training import tiny
-from tests.parts.training.parallel.conftest import Teams, two_processes
+from tests.parts.training.parallel.conftest import Teams, forked_processes, two_processes
 from tests.parts.training.step.test_hint_choice import offered
 
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
@@ -217,12 +218,15 @@ def test_an_adapter_cut_over_processes_learns_what_a_whole_one_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cut", [pytest.param(FSDP, id="fsdp"), pytest.param(TENSOR, id="tensor")])
+@pytest.mark.parametrize(
+    ("cut", "started"),
+    [pytest.param(FSDP, two_processes, id="fsdp"), pytest.param(TENSOR, partial(forked_processes, 2), id="tensor")],
+)
 def test_a_killed_process_is_named_and_a_resumed_run_has_the_same_numbers(
-    base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object]
+    base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object], started: Callable[[], Processes]
 ) -> None:
     settings = settings_of(cut)
-    with closing(Team(base, settings, device="cpu", processes=two_processes())) as team:
+    with closing(Team(base, settings, device="cpu", processes=started())) as team:
         step(team, tmp_path / "one", MIXED, 1)
         os.kill(team.pids[1], signal.SIGKILL)
         pids = team.pids
@@ -350,7 +354,7 @@ def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_th
 
 @pytest.mark.slow
 def test_processes_that_are_stuck_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = Processes(3, Start(backend="gloo", threads=1))
+    processes = forked_processes(3)
     processes.ask(f"{WAITING}:nothing")
     pids = processes.pids
     for _, connection in processes._members:
