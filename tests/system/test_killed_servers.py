@@ -1,12 +1,16 @@
-"""Broker and database of an installation end, by a kill or a full disk, and every stage goes on where it was."""
+"""Broker and database of an installation end, by a kill or a full disk, and every stage goes on where it was.
+
+One installation, on a disk of its own, goes through both.
+"""
 
 import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import openai
 import psutil
@@ -18,6 +22,7 @@ from clawstream.local.installation import Installation, installation
 from tests.parts.engine.tiny_model import make_model
 
 pytestmark = pytest.mark.timeout(400)
+ROOT = os.geteuid() == 0
 SETTINGS = """
 environment = false
 data_dir = "{folder}"
@@ -67,33 +72,56 @@ def _servers(folder: Path) -> list[psutil.Process]:
     return [server for server in servers if any(str(folder) in word for word in (server.cwd(), *server.cmdline()))]
 
 
-@pytest.mark.slow
-async def test_what_is_said_before_and_after_both_servers_were_killed_becomes_rows(tmp_path: Path) -> None:
-    config, said = tmp_path / "clawstream.toml", list[str]()
-    config.write_text(SETTINGS.format(folder=tmp_path / "data"))
-    model = await asyncio.to_thread(make_model, tmp_path / "model")
-    async with installation(load(config), model_path=model, say=said.append) as running:
-        await _say(running, "before")
-        await _until(lambda: _sessions(running) == {"before"})
-        killed = _servers(tmp_path)
-        assert len(killed) == 2
-        for server in killed:
-            server.send_signal(signal.SIGKILL)
-        await _until(lambda: {"Kafka runs again", "Postgres runs again"} <= set(said))
-        await _say(running, "after")
-        await _until(lambda: _sessions(running) == {"before", "after"})
-        assert not running.supervisor.failed.is_set()
-        assert {child.failure for child in running.supervisor.children.values()} == {None}
+class Victim(NamedTuple):
+    """An installation, the disk that it is on, and what it says."""
+
+    running: Installation
+    disk: Path
+    said: list[str]
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own that a file can fill."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
+@pytest.fixture(scope="module")
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A disk of its own that a file can fill; for who may mount none, a folder."""
+    folder = tmp_path_factory.mktemp("disk")
+    if not ROOT:
+        yield folder
+        return
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "none", str(folder)], check=True, timeout=10)
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+
+
+@pytest.fixture(scope="module")
+async def victim(tmp_path_factory: pytest.TempPathFactory, small_disk: Path) -> AsyncIterator[Victim]:
+    folder = tmp_path_factory.mktemp("victim")
+    config, said = folder / "clawstream.toml", list[str]()
+    config.write_text(SETTINGS.format(folder=small_disk / "data"))
+    model = await asyncio.to_thread(make_model, folder / "model")
+    async with installation(load(config), model_path=model, say=said.append) as running:
+        yield Victim(running, small_disk, said)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_said_yet(victim: Victim) -> None:
+    victim.said.clear()
+
+
+@pytest.mark.slow
+async def test_what_is_said_before_and_after_both_servers_were_killed_becomes_rows(victim: Victim) -> None:
+    running, disk, said = victim
+    earlier = _sessions(running)
+    await _say(running, "before-a-kill")
+    await _until(lambda: _sessions(running) == earlier | {"before-a-kill"})
+    killed = _servers(disk)
+    assert len(killed) == 2
+    for server in killed:
+        server.send_signal(signal.SIGKILL)
+    await _until(lambda: {"Kafka runs again", "Postgres runs again"} <= set(said))
+    await _say(running, "after-a-kill")
+    await _until(lambda: _sessions(running) == earlier | {"before-a-kill", "after-a-kill"})
+    assert not running.supervisor.failed.is_set()
+    assert {child.failure for child in running.supervisor.children.values()} == {None}
 
 
 def _fill(folder: Path) -> Path:
@@ -109,28 +137,24 @@ def _fill(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a disk")
-async def test_a_full_disk_ends_nothing_for_good_and_all_goes_on_when_there_is_room(
-    tmp_path: Path, small_disk: Path
-) -> None:
-    config, said = tmp_path / "clawstream.toml", list[str]()
-    config.write_text(SETTINGS.format(folder=small_disk / "data"))
-    model = await asyncio.to_thread(make_model, tmp_path / "model")
-    async with installation(load(config), model_path=model, say=said.append) as running:
-        await _say(running, "before")
-        await _until(lambda: _sessions(running) == {"before"})
-        filler = await asyncio.to_thread(_fill, small_disk)
-        async with asyncio.timeout(100):
-            while not any(" ended with " in words for words in said):
-                with suppress(openai.OpenAIError):
-                    await _say(running, "meanwhile")
-        assert not running.supervisor.failed.is_set()
-        filler.unlink()
-        ended = {words.partition(" ")[0] for words in said if " ended with " in words}
-        await _until(lambda: {f"{name} runs again" for name in ended} <= set(said))
-        await _until_said(running, "after")
-        await _until(lambda: {"before", "after"} <= _sessions(running))
-        assert not running.supervisor.failed.is_set()
+@pytest.mark.skipif(not ROOT, reason="only root mounts a disk")
+async def test_a_full_disk_ends_nothing_for_good_and_all_goes_on_when_there_is_room(victim: Victim) -> None:
+    running, disk, said = victim
+    earlier = _sessions(running)
+    await _say(running, "before")
+    await _until(lambda: _sessions(running) == earlier | {"before"})
+    filler = await asyncio.to_thread(_fill, disk)
+    async with asyncio.timeout(100):
+        while not any(" ended with " in words for words in said):
+            with suppress(openai.OpenAIError):
+                await _say(running, "meanwhile")
+    assert not running.supervisor.failed.is_set()
+    filler.unlink()
+    ended = {words.partition(" ")[0] for words in said if " ended with " in words}
+    await _until(lambda: {f"{name} runs again" for name in ended} <= set(said))
+    await _until_said(running, "after")
+    await _until(lambda: {"before", "after"} <= _sessions(running))
+    assert not running.supervisor.failed.is_set()
 
 
 async def _until_said(running: Installation, session: str) -> None:
