@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ from clawstream.stream.stage import Record
 from clawstream.weights.stage import keep_current
 from tests.bench.report import report
 from tests.fakes.memory_log import MemoryLog
+from tests.forks import forked_engine
 from tests.parts.engine.tiny_model import make_model
 from tests.parts.gateway.running_gateway import running
 from tests.sessions import history
@@ -63,7 +65,8 @@ class Replica:
 
     model: Path
     port: int
-    process: "subprocess.Popen[bytes] | None" = None
+    forked: bool = False  # begins in less time than a user's
+    process: "subprocess.Popen[bytes] | ForkServerProcess | None" = None
 
     @property
     def url(self) -> str:
@@ -72,22 +75,32 @@ class Replica:
     def start(self) -> None:
         """Start it with the base weights."""
         arguments = ["--model-path", str(self.model), "--port", str(self.port), "--threads", "1"]
-        with (self.model.parent / f"engine-{self.port}.log").open("ab") as words:
+        arguments += ["--weight-version", "0"]
+        log = self.model.parent / f"engine-{self.port}.log"
+        if self.forked:
+            self.process = forked_engine(arguments, log)
+            return
+        with log.open("ab") as words:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "clawstream.local.engine", *arguments, "--weight-version", "0"],
+                [sys.executable, "-m", "clawstream.local.engine", *arguments],
                 stdout=words, stderr=words, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def send(self, number: int) -> None:
         """Send the process a signal."""
         assert self.process is not None
+        assert self.process.pid is not None
         os.kill(self.process.pid, number)
 
     def end(self) -> None:
         """Kill it; it is gone afterwards."""
-        if self.process is not None:
-            self.process.kill()
+        if self.process is None:
+            return
+        self.process.kill()
+        if isinstance(self.process, subprocess.Popen):
             self.process.wait(20)
+        else:
+            self.process.join(20)
 
 
 @dataclass(kw_only=True)
@@ -101,13 +114,19 @@ class Tally:
 
 
 async def one_fails(
-    folder: Path, *, sessions: int = 8, steady_s: float = 5.0, hang: bool = False, ask_every_s: float = 2.0
+    folder: Path,
+    *,
+    sessions: int = 8,
+    steady_s: float = 5.0,
+    hang: bool = False,
+    ask_every_s: float = 2.0,
+    forked: bool = False,
 ) -> dict[str, Any]:
     """Let one of two engines fail under load and come back; return the figures."""
     models = [make_model(folder / f"v{version}", seed=version) for version in range(4)]
     log = MemoryLog()
     with ExitStack() as stack:
-        engines = [Replica(model=models[0], port=stack.enter_context(reserved())) for _ in range(2)]
+        engines = [Replica(model=models[0], port=stack.enter_context(reserved()), forked=forked) for _ in range(2)]
         for engine in engines:
             engine.start()
             stack.callback(engine.end)

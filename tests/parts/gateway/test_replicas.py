@@ -256,7 +256,7 @@ async def test_an_adapter_that_is_gone_is_not_asked_for_again(two: Replicas) -> 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("hang", [False, True], ids=["killed", "hanging"])
 async def test_a_real_engine_that_fails_under_load_costs_no_request_a_second_retry(tmp_path: Path, hang: bool) -> None:
-    figures = await one_fails(tmp_path, sessions=4, steady_s=1.0, hang=hang, ask_every_s=0.2)
+    figures = await one_fails(tmp_path, sessions=4, steady_s=1.0, hang=hang, ask_every_s=0.2, forked=True)
     assert figures["requests"] > 20
     assert figures["failed_after_retry"] == 0
     assert figures["mislabelled_answers"] == 0

@@ -101,7 +101,7 @@ def _say(weights: Mapping[str, torch.Tensor], kind: str, unit: int, gain: float,
 @pytest.fixture
 def engines(made: Made) -> Iterator[Sequence[Replica]]:
     with ExitStack() as stack:
-        found = [Replica(model=made.model, port=stack.enter_context(reserved())) for _ in range(2)]
+        found = [Replica(model=made.model, port=stack.enter_context(reserved()), forked=True) for _ in range(2)]
         for engine in found:
             engine.start()
             stack.callback(engine.end)
