@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     num_tests = Counter(item.path for item in items)
     markers = ((item.path, item.get_closest_marker("timeout")) for item in items)
-    long = {path for path, marker in markers if marker and marker.args[0] > _LONG_S}
+    long = {path for path, marker in markers if marker and marker.args[0] >= _LONG_S}
 
     def place(item: pytest.Item) -> tuple[int, bool, int]:
         tier, *_ = item.path.relative_to(_TESTS).parts

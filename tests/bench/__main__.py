@@ -17,6 +17,7 @@ COMMANDS = (
     "trainer",
     "gate",
     "sketch",
+    "everyday",
     "screen",
     "survey",
     "speed",
