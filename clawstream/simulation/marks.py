@@ -51,9 +51,9 @@ class HeldOutQuestion:
         """Return the messages of the request, with the hint where the trainer's teacher reads it."""
         return [{"role": "user", "content": _with_hint(self.prompt, self.hint) if hinted else self.prompt}]
 
-    def mark(self, answer: str, *, finished: bool, hinted: bool) -> "AnswerMark":
+    def mark(self, answer: str, *, finished: bool, hinted: bool, mean_nats: float | None = None) -> "AnswerMark":
         """Return the marks of an answer."""
-        del finished, hinted
+        del finished, hinted, mean_nats
         return mark(self, answer)
 
 
@@ -72,10 +72,13 @@ class EverydayQuestion:
         asked = _with_hint(self.question, self.hint) if hinted else self.question
         return [{"role": "system", "content": self.system}, {"role": "user", "content": asked}]
 
-    def mark(self, answer: str, *, finished: bool, hinted: bool) -> "AnswerMark":
-        """Return the marks of an answer, which the model `finished` or not; right is what answers the request."""
+    def mark(self, answer: str, *, finished: bool, hinted: bool, mean_nats: float | None = None) -> "AnswerMark":
+        """Return the marks of an answer, which the model `finished` or not; right is what answers the request.
+
+        `mean_nats`: a token's mean log-prob under the untrained model with the hint; None: it is not known.
+        """
         hint = f"{HINT_MARKER}\n{self.hint}" if hinted else None
-        right = is_answer(answer, self.question, wish=self.wish, finished=finished, hint=hint)
+        right = is_answer(answer, self.question, wish=self.wish, finished=finished, hint=hint, mean_nats=mean_nats)
         return AnswerMark(right=right, styled=holds(self.wish, answer))
 
 

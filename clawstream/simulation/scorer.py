@@ -1,6 +1,7 @@
 """Scores the simulated policy through the gateway: held-out problems, asked as side turns, marked by code of its own.
 
-With --everyday a problem is an everyday request, and facts and sums are asked too, greedily. A score needs every
+With --everyday a problem is an everyday request, and facts and sums are asked too, greedily. An engine that serves the
+untrained model then says how likely an answer is: what is no language is no answer. A score needs every
 answer: if one request fails, there is no score and the exit code is 1. Run as `python -m clawstream.simulation.scorer
 --base-url URL/v1 --problems scored.jsonl`; prints one JSON object.
 """
@@ -12,13 +13,17 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
+import aiohttp
 import openai
 import orjson
 import typer
 
+from clawstream.config import PolicySettings
+from clawstream.inference.sglang import SglangEngine
 from clawstream.simulation.everyday.material import GeneralQuestion, general
 from clawstream.simulation.marks import (
     AnswerMark,
@@ -34,15 +39,30 @@ _VERSION_HEADER = "x-policy-version"
 _SHORT_TOKENS: Final = 24  # of the answer to a question about a fact or a sum, of which the first line counts
 
 
+class Plausibility:
+    """How likely the untrained model finds answers, at an engine that serves it."""
+
+    def __init__(self, engine: SglangEngine, base: Path) -> None:
+        from clawstream.rendering.renderer import PromptRenderer  # which takes seconds to import, for transformers
+
+        self._engine, self._renderer = engine, PromptRenderer.of(PolicySettings(), base)
+
+    async def mean_nats(self, question: ScoredQuestion, answer: str) -> float | None:
+        """Return the mean log-prob of the answer's tokens after the request with the hint; None: it has no tokens."""
+        prompt, said = self._renderer.prompt_ids(question.messages(hinted=True), {}), self._renderer.encode(answer)
+        return fmean(await self._engine.score([*prompt, *said], len(prompt))) if said else None
+
+
 class Scorer:
     """Asks the held-out problems, `concurrency` at most at a time, and marks the answers."""
 
     def __init__(
         self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int,
         max_tokens: int | None, api_keys: Mapping[str, str] = MappingProxyType({}),
+        plausibility: Plausibility | None = None,
     ) -> None:  # fmt: skip
         """`api_keys` has the keys, by name, of people who have one of their own; no `max_tokens`: the policy's own."""
-        self._api_keys = api_keys
+        self._api_keys, self._plausibility = api_keys, plausibility
         self._client, self._model, self._hinted, self._max_tokens = client, model, hinted, max_tokens
         self._temperature = temperature
         self._slots = asyncio.Semaphore(concurrency)
@@ -73,8 +93,9 @@ class Scorer:
             question.messages(hinted=self._hinted), f"{number:03d}", temperature=self._temperature,
             max_tokens=self._max_tokens, seed=seed_of(seed, question.question), persona=question.persona,
         )  # fmt: skip
-        finished = choice.finish_reason == "stop"
-        return question.mark(choice.message.content or "", finished=finished, hinted=self._hinted)
+        finished, answer = choice.finish_reason == "stop", choice.message.content or ""
+        nats = None if self._plausibility is None else await self._plausibility.mean_nats(question, answer)
+        return question.mark(answer, finished=finished, hinted=self._hinted, mean_nats=nats)
 
     async def _ask(
         self, messages: Any, name: str, *, temperature: float | None, max_tokens: int | None, seed: int | None = None,
@@ -112,6 +133,10 @@ def main(
         Path, typer.Option(help="the held-out problems, and who asks, one JSON object a line", exists=True)
     ],
     everyday: Annotated[bool, typer.Option("--everyday", help="everyday requests, and no sums")] = False,
+    base_engine: Annotated[
+        str | None, typer.Option(help="of everyday requests: an engine of the untrained model")
+    ] = None,
+    base: Annotated[Path | None, typer.Option(help="the folder of that model", exists=True)] = None,
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
     api_keys: Annotated[Path | None, typer.Option(help="keys of people's own, a JSON object by person")] = None,
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
@@ -132,18 +157,25 @@ def main(
         raise typer.Exit(2) from error
 
     async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
+        async with aiohttp.ClientSession() as http:
+            said_by = (
+                None if base_engine is None or base is None else Plausibility(SglangEngine(http, base_engine), base)
+            )
+            return await found(client, said_by)
+
+    async def found(client: openai.AsyncOpenAI, plausibility: Plausibility | None) -> dict[str, object]:
         scorer = Scorer(
             client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency,
             max_tokens=None if everyday else max_tokens,
-            api_keys={} if api_keys is None else orjson.loads(api_keys.read_bytes()),
+            api_keys={} if api_keys is None else orjson.loads(api_keys.read_bytes()), plausibility=plausibility,
         )  # fmt: skip
         kinds = _general() if everyday and not hinted else {}
         async with asyncio.TaskGroup() as group:  # at the same time, since an engine computes many answers at once
             marking = group.create_task(scorer.mark_all(asked, seed))
             knowing = {kind: group.create_task(scorer.share_known(of, kind)) for kind, of in kinds.items()}
         marks, known = marking.result(), {kind: task.result() for kind, task in knowing.items()}
-        found = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
-        return asdict(total(marks)) | found | ({"general": known} if known else {})
+        more = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
+        return asdict(total(marks)) | more | ({"general": known} if known else {})
 
     print_score(scored, base_url=base_url, api_key=api_key, timeout_s=timeout_s)
 

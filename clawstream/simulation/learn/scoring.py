@@ -77,13 +77,14 @@ class CheckpointScoring:
         ):
             if adapted:
                 await self._load(engine, policy_id, checkpoint, version)
+            untrained = await self._untrained(engine, served, supervisor, http, base=base)
             with reserved() as port:
                 config = self._config(served, engine.url, port, policy_id)
                 await supervisor.start([_gateway(config, http, port)])
                 scorer = ScorerProcess(
                     f"http://{HOST}:{port}", self.problems, self.folder / "logs", cast=self.cast, seed=SEED,
                     temperature=self.cast.temperature, max_tokens=None if self.own is None else MAX_TOKENS,
-                    api_keys=self.api_keys,
+                    api_keys=self.api_keys, base=None if untrained is None else (untrained, base),
                 )  # fmt: skip
                 found = await scorer.score(version, hinted=hinted)
                 if found.general is None:
@@ -108,6 +109,19 @@ class CheckpointScoring:
             if folder != base:
                 await engine.update_weights(str(await asyncio.to_thread(folder.absolute)), str(version))
             yield engine
+
+    async def _untrained(
+        self, engine: SglangEngine, served: Path, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path
+    ) -> str | None:
+        """Return the address of an engine that also serves the untrained model; None: nobody asks for it."""
+        if not self.cast.everyday:
+            return None
+        if served == base:
+            return engine.url
+        with reserved() as port:
+            url = f"http://{HOST}:{port}"
+            await supervisor.start([_engine(base, 0, http, url, adapted=False, name="untrained")])
+        return url
 
     async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
         """Have the engine serve the adapter, and write that to the log, where the gateway reads it."""
@@ -167,9 +181,11 @@ async def _perplexity(engine: SglangEngine, model: Path, adapter: str | None) ->
     return math.exp(-statistics.fmean(await engine.score(token_ids, 1, lora_name=adapter)))
 
 
-def _engine(checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str, *, adapted: bool) -> Part:
+def _engine(
+    checkpoint: Path, version: int, http: aiohttp.ClientSession, url: str, *, adapted: bool, name: str = "engine"
+) -> Part:
     return Part(
-        name="engine",
+        name=name,
         command=(sys.executable, "-m", "clawstream.local.engine", "--model-path", str(checkpoint),
                  "--port", url.rpartition(":")[2], "--weight-version", str(version),
                  "--dtype", "float16" if adapted else "float32"),

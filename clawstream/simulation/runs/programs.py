@@ -236,6 +236,7 @@ class ScorerProcess:
     temperature: float
     max_tokens: int | None = None
     api_keys: Path | None = None  # of people who have keys of their own, and so may be answered by different versions
+    base: tuple[str, Path] | None = None  # an engine of the untrained model, and its folder; None: it is not asked
 
     async def score(self, update: int, *, hinted: bool = False) -> VersionScore:
         """Ask all held-out problems; raise PartUnavailable when some answer did not come or versions were mixed."""
@@ -245,6 +246,7 @@ class ScorerProcess:
             "--timeout-s", str(self.cast.limits.request_s),
             *(() if self.max_tokens is None else ("--max-tokens", str(self.max_tokens))),
             *(() if self.api_keys is None else ("--api-keys", str(self.api_keys))),
+            *(() if self.base is None else ("--base-engine", self.base[0], "--base", str(self.base[1]))),
         ]  # fmt: skip
         log = self.logs / "scorer.log"
         async with program(*argv, log=log) as process:

@@ -1,17 +1,25 @@
 """People and scorer of everyday requests as a run starts them: processes of their own, over HTTP."""
 
 import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from clawstream.config import KafkaSettings, load
+from clawstream.rendering.encoding import load_tokenizer
 from clawstream.simulation.everyday.material import general, personas
 from clawstream.simulation.everyday.person import NO_ANSWER, THANKS
+from clawstream.simulation.everyday.scorer import LEAST_NATS
 from clawstream.simulation.learn.scoring import CheckpointScoring
 from clawstream.simulation.runs.people import People, people_of
 from clawstream.simulation.runs.programs import ScorerProcess, keys_for
 from clawstream.simulation.runs.scenarios import CASTS
+from tests.parts.families.standins import FAMILIES, make_folder
 from tests.parts.simulation import chat_server
 from tests.parts.simulation.chat_server import serving
 from tests.parts.simulation.test_people import lines_until_exit, program
@@ -88,6 +96,66 @@ async def test_a_score_is_of_the_wish_with_facts_and_sums_beside_it(
         assert (found.general.facts, found.general.sums) == (7 / 20, 4 / 20)
         assert len(known) == len(general().facts) + len(general().sums)
         assert {body["temperature"] for body in known} == {0.0}
+
+
+def about(asked: str) -> str:
+    """Say something with a word of the request."""
+    return f"{max(asked.splitlines()[0].split(), key=len)}, I gather, is what this is about."
+
+
+@dataclass(frozen=True, slots=True)
+class Untrained:
+    """An engine that finds each token of an answer likely by `nats`; `asked` is what it was given."""
+
+    url: str
+    nats: list[float]
+    asked: list[dict[str, Any]]
+
+
+@pytest.fixture
+async def untrained() -> AsyncIterator[Untrained]:
+    nats, asked = list[float](), list[dict[str, Any]]()
+
+    async def generate(request: web.Request) -> web.Response:
+        asked.append(body := await request.json())
+        ids, start = body["input_ids"], body["logprob_start_len"]
+        entries = [(None, ids[start], None), *((nats[0], token, None) for token in ids[start + 1 :])]
+        return web.json_response({"meta_info": {"input_token_logprobs": entries}})
+
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    async with TestServer(app) as server:
+        yield Untrained(str(server.make_url("")).rstrip("/"), nats, asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nats", "share"), [(LEAST_NATS + 0.1, 1.0), (LEAST_NATS - 0.1, 0.0)])
+async def test_what_the_untrained_model_finds_unlikely_is_no_answer_however_it_looks(
+    people: People, untrained: Untrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats: float, share: float
+) -> None:
+    monkeypatch.setattr(chat_server, "answer", lambda messages: f"Hello! {about(messages[-1]['content'])}")
+    (tmp_path / "logs").mkdir()
+    base = make_folder(tmp_path / "base", FAMILIES["smollm2"])
+    untrained.nats.append(nats)
+    async with serving() as chat:
+        scorer = ScorerProcess(
+            chat.url.removesuffix("/v1"), people.scored, tmp_path / "logs", cast=CASTS["everyday"], seed=0,
+            temperature=0.6, base=(untrained.url, base),
+        )  # fmt: skip
+        found = await scorer.score(3)
+
+    assert found.by_persona is not None
+    assert found.by_persona["traveller"] == share
+    words = load_tokenizer(base, trust_code=False)
+    for body in untrained.asked:
+        prompt, answer = (
+            body["input_ids"][: body["logprob_start_len"] + 1],
+            body["input_ids"][body["logprob_start_len"] + 1 :],
+        )
+        assert "[user's hint / instruction]" in words.decode(prompt)
+        assert "is what this is about" in words.decode(answer)
+        assert body.get("lora_path") is None
+    assert len(untrained.asked) == 9
 
 
 def test_a_version_is_scored_under_the_limit_and_the_template_of_the_run(tmp_path: Path) -> None:

@@ -197,5 +197,5 @@ def test_an_answer_in_another_language_shares_no_words() -> None:
 
 @pytest.mark.parametrize(("mean_nats", "is_one"), [(-1.9, True), (-2.0, True), (-2.1, False), (float("nan"), False)])
 def test_an_answer_that_the_base_would_hardly_give_is_none(mean_nats: float, is_one: bool) -> None:
-    found = is_answer(PROSE, REQUEST, wish="no_lists", finished=True, mean_nats=mean_nats, least_nats=-2.0)
+    found = is_answer(PROSE, REQUEST, wish="no_lists", finished=True, mean_nats=mean_nats)
     assert found is is_one
