@@ -117,6 +117,11 @@ def merge(
         said = await policy_events(log, topics.MEMORY, own, by_key=True)
         taken = await policy_events(log, topics.POLICY, own, by_key=True)
         keys = sorted({event.policy_id for event in taken if key_of_policy(event.policy_id) is not None})
+        if not keys:
+            raise OperatorError(
+                f"no key has an adapter (policy.adapters is {settings.policy.adapters!r}). Nothing was merged. With "
+                "policy.adapters = 'by_key' or 'metadata.NAME' each gets one with its first step"
+            )
         least = at_least or max(2, len(keys) // 2 + 1)
         found = common([memory_of(key, said, taken) for key in keys], own, at_least=least)
         at_ms, version = now_ms(), newest(versions(taken, own)) or 0

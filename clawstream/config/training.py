@@ -104,8 +104,8 @@ class TrainingSettings(Section):
         None,
         ge=0,
         le=0.5,
-        description="of a batch, for past hints: the policy answers their prompts again, unseen; doubled while it does "
-        "not follow them; none: a third, or 0 where no hint teaches or an engine is teacher",
+        description="of a batch, for past hints: the policy answers their prompts again, unseen; more while it does "
+        "not follow them, up to half of a batch; none: a third, or 0 where no hint teaches or an engine is teacher",
     )
     max_updates: int | None = Field(None, ge=1, description="stop after this many; none: never")
     method: Literal["combined", "binary", "opd", "topk", "stepwise"] = Field(

@@ -77,6 +77,7 @@ class _Hint:
     said: HintHeld  # the last saying
     prompts: list[HintHeld]
     since_round: int  # the round in which it was last said or rehearsed
+    since_version: int  # of the batch that said it first; if it was retired, first since then
     open_nats: float | None = None  # when it was last rehearsed, or found lost; None: neither was measured
     steps_left: int = 0  # of a merged hint: how many steps may still be taken for it alone, while it is open
     gain_nats: float | None = None  # mean of its rehearsals that followed it, the newest counting most; None: unknown
@@ -122,7 +123,9 @@ class HintMemory:
                     known.hold(event)
                 return
             _remember(self._said, (event.hint_id, event.turn_id))
-            hint = self._hints.pop(event.hint_id, None) or _Hint(event.held_at_ms, event, [], self._round)
+            hint = self._hints.pop(event.hint_id, None) or _Hint(
+                event.held_at_ms, event, [], self._round, event.policy_version
+            )
             hint.said = event
             hint.since_round, hint.num_rejected = self._round, 0
             hint.steps_left = MERGED_STEPS if event.merged else hint.steps_left
@@ -133,26 +136,28 @@ class HintMemory:
         """Take in a step: how open its rehearsed hints were, which other hints were lost, and which answers followed a
         hint and were accepted or rejected. Of several rehearsals of one hint the most open counts.
 
-        A step that `was_read` from the log counts as one of the steps of each merged hint that it rehearsed.
+        A step that `was_read` from the log counts as one of the steps of each merged hint that it rehearsed. Of a hint
+        that was retired and said again, steps of before say nothing.
         """
         found: dict[str, float] = {}
+        hints = {name: hint for name, hint in self._hints.items() if step.policy_version >= hint.since_version}
         for one in step.rehearsed:
             if one.open_nats is not None:
                 found[one.hint_id] = max(one.open_nats, found.get(one.hint_id, one.open_nats))
-                hint = self._hints.get(one.hint_id)
+                hint = hints.get(one.hint_id)
                 if hint is not None and one.gain_nats is not None and one.open_nats <= OPEN_NATS:
                     before = one.gain_nats if hint.gain_nats is None else hint.gain_nats
                     hint.gain_nats = (before + one.gain_nats) / 2
         for hint_id, open_nats in found.items():
-            if (hint := self._hints.get(hint_id)) is not None:
+            if (hint := hints.get(hint_id)) is not None:
                 hint.open_nats = open_nats
                 if was_read and hint.steps_left and step.policy_version > hint.said.policy_version:
                     hint.steps_left -= 1
         for kept in step.kept:
-            if kept.lost_nats > OPEN_NATS and (hint := self._hints.get(kept.hint_id)) is not None:
+            if kept.lost_nats > OPEN_NATS and (hint := hints.get(kept.hint_id)) is not None:
                 hint.open_nats = kept.lost_nats
         for followed in step.followed:
-            hint = self._hints.get(followed.hint_id)
+            hint = hints.get(followed.hint_id)
             if hint is not None and step.policy_version > hint.said.policy_version:  # else it was said again since
                 hint.num_rejected = 0 if followed.accepted else hint.num_rejected + 1
 

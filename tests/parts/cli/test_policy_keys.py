@@ -91,6 +91,12 @@ def test_nothing_is_merged_that_too_few_keys_hold_nor_where_hints_are_not_held(c
         said(config, "policy", "merge")
 
 
+def test_where_no_key_has_an_adapter_a_merge_says_so(config: Path) -> None:
+    config.write_text(config.read_text().replace("[policy]", '[policy]\nid = "another"'))
+    with pytest.raises(OperatorError, match="no key has an adapter"):
+        said(config, "policy", "merge")
+
+
 @pytest.mark.parametrize("adapters", ["by_key", "metadata.agent"])
 def test_a_replay_is_not_promoted_where_there_are_adapters_beside_the_shared_one(config: Path, adapters: str) -> None:
     config.write_text(config.read_text().replace("metadata.agent", adapters))

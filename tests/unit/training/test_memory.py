@@ -204,6 +204,33 @@ def test_a_retired_hint_is_not_rehearsed_until_it_is_said_again() -> None:
     assert turns(held.to_ask(4, version=2, now_ms=0)) == ["b"]
 
 
+def test_of_a_hint_that_is_said_again_after_it_was_retired_steps_of_before_say_nothing() -> None:
+    live = HintMemory()
+    [first] = told(live, taught("a", "shorter", "ann"))
+    assert isinstance(first, HintHeld)
+    retired = HintRetired(policy_id="policy", hint_id=first.hint_id, reason=Retired.ASKED, retired_at_ms=1)
+    followed, open_again = (
+        step(Rehearsed(hint_id=first.hint_id, open_nats=nats, gain_nats=3.0), version=version)
+        for version, nats in ((2, 0.01), (4, 0.3))
+    )
+    live.note(followed)
+    live.learn(retired)
+    again = told(live, taught("b", "shorter", "ann"), version=3)
+
+    read = HintMemory()
+    for event in (first, retired, *again):
+        read.learn(event)
+    read.note(followed, was_read=True)
+
+    assert [one.open_nats for one in read.held] == [None]
+    assert (read.to_try([answered("x", 1)]), live.to_try([answered("x", 1)])) == ([], [])
+    assert read.held == live.held
+    read.note(open_again, was_read=True)
+    read.note(step(Rehearsed(hint_id=first.hint_id, open_nats=0.0, gain_nats=3.0), version=5), was_read=True)
+    assert [one.open_nats for one in read.held] == [0.0]
+    assert len(read.to_try([answered("x", 1)])) == 1
+
+
 def test_a_full_memory_lets_go_of_the_hint_that_was_longest_not_said() -> None:
     held = HintMemory(max_hints=3)
     told(held, *(taught(name, f"hint {name}") for name in "abc"))
