@@ -22,8 +22,8 @@ def main() -> int:
     parser.add_argument("--weight-version", default="default", help="name of the weights loaded at the start (default)")
     parser.add_argument(
         "--dtype", choices=("float32", "float16"), default="float32",
-        help="of weights where a step has few tokens (float32); float16 is twice as fast for a model of 100 million "
-        "parameters, and a step of training that changes all weights by little is rounded away",
+        help="of weights where a step has few tokens (float32); float16 takes less time with several requests to a "
+        "model of 100 million parameters, and a step of training that changes all weights by little is rounded away",
     )  # fmt: skip
     options = vars(parser.parse_args())
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
