@@ -23,6 +23,8 @@ import orjson
 import typer
 
 from clawstream.config import PolicySettings
+from clawstream.errors import TryLater
+from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine
 from clawstream.simulation.everyday.material import GeneralQuestion, general
 from clawstream.simulation.marks import (
@@ -94,7 +96,10 @@ class Scorer:
             max_tokens=self._max_tokens, seed=seed_of(seed, question.question), persona=question.persona,
         )  # fmt: skip
         finished, answer = choice.finish_reason == "stop", choice.message.content or ""
-        nats = None if self._plausibility is None else await self._plausibility.mean_nats(question, answer)
+        nats = None
+        if self._plausibility is not None:
+            async with self._slots:
+                nats = await self._plausibility.mean_nats(question, answer)
         return question.mark(answer, finished=finished, hinted=self._hinted, mean_nats=nats)
 
     async def _ask(
@@ -156,12 +161,15 @@ def main(
         print(f"{problems}: {error}. Nothing was asked.", file=sys.stderr)
         raise typer.Exit(2) from error
 
+    if (base_engine is None) is not (base is None):
+        print("--base-engine and --base are given together or not at all. Nothing was asked.", file=sys.stderr)
+        raise typer.Exit(2)
+
     async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
+        if base_engine is None or base is None:
+            return await found(client, None)
         async with aiohttp.ClientSession() as http:
-            said_by = (
-                None if base_engine is None or base is None else Plausibility(SglangEngine(http, base_engine), base)
-            )
-            return await found(client, said_by)
+            return await found(client, Plausibility(SglangEngine(http, base_engine, control_s=timeout_s), base))
 
     async def found(client: openai.AsyncOpenAI, plausibility: Plausibility | None) -> dict[str, object]:
         scorer = Scorer(
@@ -202,11 +210,14 @@ def print_score(
     try:
         asyncio.run(printed())
         is_scored = True
-    except* openai.OpenAIError as failed:
+    except* (openai.OpenAIError, EngineRefused, TryLater) as failed:
         first: BaseException = failed
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        print(f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway.", file=sys.stderr)
+        print(
+            f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway and its engines.",
+            file=sys.stderr,
+        )
     if not is_scored:
         raise typer.Exit(1)
 

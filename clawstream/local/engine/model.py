@@ -261,6 +261,7 @@ class RowModel:
     def _pack(self) -> None:
         for layer in self.module.modules() if self._in_halves else ():
             if isinstance(layer, nn.Linear):
+                # In place: the layer keeps its adapters' hook and a weight that it shares with the embedding.
                 packed = torch.ops.quantized.linear_prepack_fp16(layer.weight, layer.bias)
                 layer.forward = partial(_multiplied, layer, packed)  # type: ignore[method-assign]
 

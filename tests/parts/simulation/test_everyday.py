@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from clawstream.config import KafkaSettings, load
+from clawstream.errors import PartUnavailable
 from clawstream.rendering.encoding import load_tokenizer
 from clawstream.simulation.everyday.material import general, personas
 from clawstream.simulation.everyday.person import NO_ANSWER, THANKS
@@ -156,6 +157,24 @@ async def test_what_the_untrained_model_finds_unlikely_is_no_answer_however_it_l
         assert "is what this is about" in words.decode(answer)
         assert body.get("lora_path") is None
     assert len(untrained.asked) == 9
+
+
+@pytest.mark.slow
+async def test_without_an_answer_of_the_untrained_models_engine_there_is_no_score_and_the_log_says_why(
+    people: People, tmp_path: Path
+) -> None:
+    (tmp_path / "logs").mkdir()
+    base = make_folder(tmp_path / "base", FAMILIES["smollm2"])
+    async with serving() as chat:
+        scorer = ScorerProcess(
+            chat.url.removesuffix("/v1"), people.scored, tmp_path / "logs", cast=CASTS["everyday"], seed=0,
+            temperature=0.6, base=("http://127.0.0.1:1", base),
+        )  # fmt: skip
+        with pytest.raises(PartUnavailable, match="exited with 1"):
+            await scorer.score(3)
+    words = (tmp_path / "logs" / "scorer.log").read_text()
+    assert "There is no score; see the gateway and its engines." in words
+    assert "Traceback" not in words
 
 
 def test_a_version_is_scored_under_the_limit_and_the_template_of_the_run(tmp_path: Path) -> None:
