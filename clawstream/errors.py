@@ -125,3 +125,10 @@ class TooLate(ClawstreamError):
 
 class NotYet(TryLater):
     """A peer answered, but its result is still to come: the peer does not count as away."""
+
+
+def first_of(failed: BaseException) -> BaseException:
+    """Return the first error of a group, however deep it lies; any other error is its own first."""
+    while isinstance(failed, BaseExceptionGroup):
+        failed = failed.exceptions[0]
+    return failed

@@ -14,9 +14,10 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from types import MappingProxyType
 
-from clawstream.simulation.everyday.material import GeneralQuestion
+from clawstream.simulation.everyday import GeneralQuestion
 from clawstream.simulation.everyday.scorer import WISH_IDS, holds, is_answer
 
 HINT_MARKER = "[user's hint / instruction]"
@@ -87,8 +88,15 @@ ScoredQuestion = HeldOutQuestion | EverydayQuestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerMark:
-    right: bool
-    styled: bool
+    """What an answer is worth: by rules whether it is right and styled, by a language model a grade."""
+
+    right: bool | None = None  # None, here and below: a language model graded it
+    styled: bool | None = None
+    grade: float | None = None  # 0 to 1; None: rules marked it
+
+    @property
+    def value(self) -> float:
+        return float(bool(self.right and self.styled)) if self.grade is None else self.grade
 
 
 def _with_hint(prompt: str, hint: str) -> str:
@@ -97,14 +105,17 @@ def _with_hint(prompt: str, hint: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreEstimate:
-    """The share of answers that are right and styled, with its 95 % interval by Wilson."""
+    """The share of answers that are right and styled, with its 95 % interval by Wilson; or the mean grade, with one by
+    the normal distribution.
+    """
 
     score: float
     ci95_low: float
     ci95_high: float
     n: int
-    right: int
-    styled: int
+    right: int | None  # None, here and below: a language model graded the answers
+    styled: int | None
+    ungraded: int = 0  # answers that have no grade, and are none of the `n`
 
 
 def questions(text: str) -> list[HeldOutQuestion]:
@@ -162,26 +173,38 @@ def knows(answer: str, wanted: GeneralQuestion) -> bool:
     return any(re.search(rf"(?<!\w){re.escape(one.lower())}(?!\w)", said) for one in wanted.answers)
 
 
-def by_persona(asked: Sequence[ScoredQuestion], marks: list[AnswerMark]) -> dict[str, float]:
-    """Return each person's share of answers that are right and styled."""
-    good: dict[str, list[bool]] = {}
+def by_persona(asked: Sequence[ScoredQuestion], marks: Sequence[AnswerMark | None]) -> dict[str, float]:
+    """Return each person's share of answers that are right and styled, or their mean grade."""
+    worth: dict[str, list[float]] = {}
     for question, given in zip(asked, marks, strict=True):
-        good.setdefault(question.persona, []).append(given.right and given.styled)
-    return {persona: sum(each) / len(each) for persona, each in sorted(good.items())}
+        if given is not None:
+            worth.setdefault(question.persona, []).append(given.value)
+    return {persona: fmean(each) for persona, each in sorted(worth.items())}
 
 
-def total(marks: list[AnswerMark]) -> ScoreEstimate:
-    """Return the score of all `marks`; there has to be at least one."""
-    num_good = sum(m.right and m.styled for m in marks)
-    low, high = wilson(num_good, len(marks))
+def total(given: Sequence[AnswerMark | None]) -> ScoreEstimate:
+    """Return the score of all answers that have a mark; there has to be at least one."""
+    marks = [one for one in given if one is not None]
+    values = [one.value for one in marks]
+    graded = any(one.grade is not None for one in marks)
+    low, high = _of_grades(values) if graded else wilson(round(sum(values)), len(marks))
     return ScoreEstimate(
-        score=num_good / len(marks),
+        score=fmean(values),
         ci95_low=low,
         ci95_high=high,
         n=len(marks),
-        right=sum(m.right for m in marks),
-        styled=sum(m.styled for m in marks),
+        right=None if graded else sum(bool(one.right) for one in marks),
+        styled=None if graded else sum(bool(one.styled) for one in marks),
+        ungraded=len(given) - len(marks),
     )
+
+
+def _of_grades(grades: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of a mean grade; one grade says nothing about it."""
+    if len(grades) < 2:
+        return 0.0, 1.0
+    half = _Z95 * stdev(grades) / math.sqrt(len(grades))
+    return max(0.0, fmean(grades) - half), min(1.0, fmean(grades) + half)
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:

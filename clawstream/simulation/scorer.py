@@ -1,8 +1,9 @@
 """Scores the simulated policy through the gateway: held-out problems, asked as side turns, marked by code of its own.
 
 With --everyday a problem is an everyday request, and facts and sums are asked too, greedily. An engine that serves the
-untrained model then says how likely an answer is: what is no language is no answer. A score needs every
-answer: if one request fails, there is no score and the exit code is 1. Run as `python -m clawstream.simulation.scorer
+untrained model then says how likely an answer is: what is no language is no answer. With --graded-by a language model
+grades the answers in place of code. A score needs every answer: if one request fails, there is no score and the exit
+code is 1. Run as `python -m clawstream.simulation.scorer
 --base-url URL/v1 --problems scored.jsonl`; prints one JSON object.
 """
 
@@ -11,6 +12,7 @@ import hashlib
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
@@ -23,10 +25,10 @@ import orjson
 import typer
 
 from clawstream.config import PolicySettings
-from clawstream.errors import TryLater
+from clawstream.errors import TryLater, first_of
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine
-from clawstream.simulation.everyday.material import GeneralQuestion, general
+from clawstream.simulation.everyday import GeneralQuestion, general
 from clawstream.simulation.marks import (
     AnswerMark,
     ScoredQuestion,
@@ -36,6 +38,7 @@ from clawstream.simulation.marks import (
     questions,
     total,
 )
+from clawstream.simulation.roles import RolePlayer, RoleUnplayed
 
 _VERSION_HEADER = "x-policy-version"
 _SHORT_TOKENS: Final = 24  # of the answer to a question about a fact or a sum, of which the first line counts
@@ -61,18 +64,18 @@ class Scorer:
     def __init__(
         self, client: openai.AsyncOpenAI, *, model: str, hinted: bool, temperature: float | None, concurrency: int,
         max_tokens: int | None, api_keys: Mapping[str, str] = MappingProxyType({}),
-        plausibility: Plausibility | None = None,
+        plausibility: Plausibility | None = None, grader: RolePlayer | None = None,
     ) -> None:  # fmt: skip
         """`api_keys` has the keys, by name, of people who have one of their own; no `max_tokens`: the policy's own."""
-        self._api_keys, self._plausibility = api_keys, plausibility
+        self._api_keys, self._plausibility, self._grader = api_keys, plausibility, grader
         self._client, self._model, self._hinted, self._max_tokens = client, model, hinted, max_tokens
         self._temperature = temperature
         self._slots = asyncio.Semaphore(concurrency)
         self._run = uuid.uuid4().hex[:8]
         self.versions: set[str] = set()
 
-    async def mark_all(self, asked: Sequence[ScoredQuestion], seed: int) -> list[AnswerMark]:
-        """Return the mark of each answer, in the order of `asked`."""
+    async def mark_all(self, asked: Sequence[ScoredQuestion], seed: int) -> list[AnswerMark | None]:
+        """Return the mark of each answer, in the order of `asked`; None: the language model gave no grade."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._marked(number, q, seed)) for number, q in enumerate(asked)]
         return [task.result() for task in tasks]
@@ -90,12 +93,16 @@ class Scorer:
             tasks = [group.create_task(is_known(number, question)) for number, question in enumerate(asked)]
         return sum(task.result() for task in tasks) / len(tasks)
 
-    async def _marked(self, number: int, question: ScoredQuestion, seed: int) -> AnswerMark:
+    async def _marked(self, number: int, question: ScoredQuestion, seed: int) -> AnswerMark | None:
         choice = await self._ask(
             question.messages(hinted=self._hinted), f"{number:03d}", temperature=self._temperature,
             max_tokens=self._max_tokens, seed=seed_of(seed, question.question), persona=question.persona,
         )  # fmt: skip
         finished, answer = choice.finish_reason == "stop", choice.message.content or ""
+        if self._grader is not None:
+            async with self._slots:
+                grade = await self._grader.grade(question, answer, seed=seed_of(seed, "grade", question.question))
+            return None if grade is None else AnswerMark(grade=grade)
         nats = None
         if self._plausibility is not None:
             async with self._slots:
@@ -142,6 +149,9 @@ def main(
         str | None, typer.Option(help="of everyday requests: an engine of the untrained model")
     ] = None,
     base: Annotated[Path | None, typer.Option(help="the folder of that model", exists=True)] = None,
+    graded_by: Annotated[
+        str | None, typer.Option(help="MODEL@URL: a language model that grades answers, in place of code")
+    ] = None,
     api_key: Annotated[str, typer.Option(help="the gateway's key, if it has one")] = "none",
     api_keys: Annotated[Path | None, typer.Option(help="keys of people's own, a JSON object by person")] = None,
     model: Annotated[str, typer.Option(help="the served model's name")] = "policy",
@@ -166,22 +176,29 @@ def main(
         raise typer.Exit(2)
 
     async def scored(client: openai.AsyncOpenAI) -> dict[str, object]:
-        if base_engine is None or base is None:
-            return await found(client, None)
-        async with aiohttp.ClientSession() as http:
-            return await found(client, Plausibility(SglangEngine(http, base_engine, control_s=timeout_s), base))
+        async with AsyncExitStack() as stack:
+            grader = None if graded_by is None else await stack.enter_async_context(RolePlayer.open(graded_by))
+            if base_engine is None or base is None:
+                return await found(client, None, grader)
+            http = await stack.enter_async_context(aiohttp.ClientSession())
+            return await found(client, Plausibility(SglangEngine(http, base_engine, control_s=timeout_s), base), grader)
 
-    async def found(client: openai.AsyncOpenAI, plausibility: Plausibility | None) -> dict[str, object]:
+    async def found(
+        client: openai.AsyncOpenAI, plausibility: Plausibility | None, grader: RolePlayer | None
+    ) -> dict[str, object]:
         scorer = Scorer(
             client, model=model, hinted=hinted, temperature=temperature, concurrency=concurrency,
             max_tokens=None if everyday else max_tokens,
             api_keys={} if api_keys is None else orjson.loads(api_keys.read_bytes()), plausibility=plausibility,
+            grader=grader,
         )  # fmt: skip
         kinds = _general() if everyday and not hinted else {}
         async with asyncio.TaskGroup() as group:  # at the same time, since an engine computes many answers at once
             marking = group.create_task(scorer.mark_all(asked, seed))
             knowing = {kind: group.create_task(scorer.share_known(of, kind)) for kind, of in kinds.items()}
         marks, known = marking.result(), {kind: task.result() for kind, task in knowing.items()}
+        if not any(marks):
+            raise RoleUnplayed(f"{graded_by} gave no grade that can be read to any of {len(marks)} answers")
         more = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
         return asdict(total(marks)) | more | ({"general": known} if known else {})
 
@@ -210,12 +227,11 @@ def print_score(
     try:
         asyncio.run(printed())
         is_scored = True
-    except* (openai.OpenAIError, EngineRefused, TryLater) as failed:
-        first: BaseException = failed
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
+    except* (openai.OpenAIError, EngineRefused, RoleUnplayed, TryLater) as failed:
+        first = first_of(failed)
         print(
-            f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway and its engines.",
+            f"{base_url}: {type(first).__name__}: {first}. There is no score; see the gateway, its engines and who "
+            "grades.",
             file=sys.stderr,
         )
     if not is_scored:

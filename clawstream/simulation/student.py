@@ -1,6 +1,7 @@
 """Simulates people who chat with the policy through an OpenAI client: a question, a look at the answer, a reaction.
 
-A session is closed by its last request (X-Session-Done), and a failed request ends its session. Run as
+A session is closed by its last request (X-Session-Done), and a failed request ends its session. With --played-by a
+language model reacts in place of code, until it is content or has had eight answers. Run as
 `python -m clawstream.simulation.student --base-url URL/v1 --problems students.jsonl`. JSON goes to stdout, one object a
 line. Lines on stdin steer it: `pause`, `go`, `go N` (N sessions and no more) and `stop`. Two more change the sessions
 that start later: `talk NAME` lets NAME talk alone (a persona, or `unrelated`: other subjects than sums), and `flip` has
@@ -19,6 +20,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -27,8 +29,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar, ca
 import orjson
 import typer
 
+from clawstream.errors import TryLater, first_of
 from clawstream.simulation import reactions
 from clawstream.simulation.everyday import person as requests
+from clawstream.simulation.roles import Remark, RolePlayer, RoleUnplayed
 
 if TYPE_CHECKING:  # imported where it is used: that takes more than a second
     from openai import AsyncOpenAI
@@ -39,6 +43,7 @@ T_contra = TypeVar("T_contra", contravariant=True)
 P = TypeVar("P", bound="Asked")
 P_contra = TypeVar("P_contra", contravariant=True)
 
+MOST_ANSWERS = 8  # in a session with a person whom a language model plays
 LAST_TOKENS = 1  # of a session's last answer to everyday requests: it is dear, nobody reads it, and it teaches nothing
 _AFTER_FAILURE_S = 0.5  # a server that is away is asked again at this pace
 
@@ -128,34 +133,45 @@ class Person(Protocol[P_contra]):
 class Student(Generic[P]):
     """Holds sessions, one after the other, with one client, as the person that each task names.
 
-    The second answer of a session, to what the person said of the first, is the last; nobody says anything of it.
+    The answer to a person's last remark is the last; nobody says anything of it. Where code reacts, that is the second.
     """
 
     def __init__(
         self, client: "AsyncOpenAI", model: str, person: Person[P], *, max_tokens: int | None,
         max_last_tokens: int | None, api_keys: Mapping[str, str] = MappingProxyType({}),
+        player: RolePlayer | None = None,
     ) -> None:  # fmt: skip
         """`api_keys` has the keys, by name, of people who have one of their own; None: the policy's own limit."""
-        self._client, self._model, self._person = client, model, person
+        self._client, self._model, self._person, self._player = client, model, person, player
         self._max_tokens, self._max_last_tokens, self._api_keys = max_tokens, max_last_tokens, api_keys
 
     async def chat(self, session: str, task: P, rng: random.Random) -> bool:
         """Hold one session about `task`; False where a request of it failed."""
         messages = self._person.opening(task, rng)
         headers = {"X-Session-Id": session, "X-Turn-Type": "main", **shown_key(self._api_keys, task.persona)}
-        answer = await self._answered(session, messages, headers)
-        if answer is None:
-            return False
-        reaction = self._person.reaction(task, answer, rng)
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": reaction}]
+        for number in range(1, MOST_ANSWERS):
+            answer = await self._answered(session, messages, headers)
+            if answer is None:
+                return False
+            messages.append({"role": "assistant", "content": answer})
+            remark = await self._remark(task, messages, rng)
+            messages.append({"role": "user", "content": remark.text})
+            if remark.is_last or number == MOST_ANSWERS - 1:
+                break
         return await self._answered(session, messages, headers | {"X-Session-Done": "1"}) is not None
+
+    async def _remark(self, task: P, messages: Sequence[Mapping[str, str]], rng: random.Random) -> Remark:
+        if self._player is not None:
+            return await self._player.react(cast("Any", task), messages, rng)
+        return Remark(text=self._person.reaction(task, messages[-1]["content"], rng), is_last=True)
 
     async def _answered(self, session: str, messages: list[dict[str, str]], headers: dict[str, str]) -> str | None:
         """Print the request's report and return the answer's text; None where the request failed."""
         from openai import OpenAIError
 
-        arrivals, answer, error, is_first = Arrivals(), None, None, "X-Session-Done" not in headers
-        max_tokens = self._max_tokens if is_first else self._max_last_tokens
+        arrivals, answer, error = Arrivals(), None, None
+        is_first = all(message["role"] != "assistant" for message in messages)
+        max_tokens = self._max_last_tokens if "X-Session-Done" in headers else self._max_tokens
         try:
             answer = await self._stream(messages, headers, arrivals, max_tokens)
         except (OpenAIError, CutStream) as problem:
@@ -334,6 +350,7 @@ def main(
     sessions: Annotated[int, typer.Option(help="0: until stdin says stop or ends", min=0)] = 0,
     concurrency: Annotated[int, typer.Option(help="sessions at once", min=1)] = 4,
     seed: Annotated[int, typer.Option(help="of sums and wordings")] = 0,
+    played_by: Annotated[str | None, typer.Option(help="MODEL@URL: a language model that reacts as people do")] = None,
     hint_share: Annotated[float, typer.Option(help="share of complaints that say what is wanted", min=0, max=1)] = 1.0,
     max_tokens: Annotated[int, typer.Option(help="of an answer; to everyday requests the policy's own", min=1)] = 160,
     wait: Annotated[bool, typer.Option("--wait", help="start no session before stdin says go")] = False,
@@ -355,9 +372,12 @@ def main(
     async def talk() -> None:
         from openai import AsyncOpenAI
 
-        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client:
+        async with (
+            AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s) as client,
+            nullcontext() if played_by is None else RolePlayer.open(played_by) as player,
+        ):
             student: Student[Any] = Student(
-                client, model, person, max_tokens=None if everyday else max_tokens,
+                client, model, person, max_tokens=None if everyday else max_tokens, player=player,
                 max_last_tokens=LAST_TOKENS if everyday else max_tokens, api_keys=keys_in(api_keys),
             )  # fmt: skip
             classroom = StudentPool(
@@ -366,7 +386,14 @@ def main(
             )  # fmt: skip
             await run(classroom, concurrency, until_closed=sessions == 0)
 
-    asyncio.run(talk())
+    failed: BaseException | None = None
+    try:
+        asyncio.run(talk())
+    except* (RoleUnplayed, TryLater) as caught:
+        failed = first_of(caught)
+    if failed is not None:
+        print(f"{played_by}: {failed}. Nobody talks any more.", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from clawstream.config import PolicySettings, TrainingSettings
 from clawstream.events import SampleAssembled, Sampling, VersionSpan, float32
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.samples.hinted import MARKER, with_hint
-from clawstream.simulation.everyday.material import (
+from clawstream.simulation.everyday import (
     EverydayPersona,
     Split,
     general,

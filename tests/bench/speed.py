@@ -27,7 +27,7 @@ from clawstream.inference.engine import GenerateRequest, SamplingParams
 from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
 from clawstream.rendering.renderer import PromptRenderer
-from clawstream.simulation.everyday.material import Split, requests_of
+from clawstream.simulation.everyday import Split, requests_of
 from tests.bench.report import report
 from tests.parts.engine.process import cpu_engine, wait_until_ready
 

@@ -27,7 +27,7 @@ from clawstream.local.engine.model import RowModel
 from clawstream.local.engine.rows import Job
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.samples.hinted import MARKER, with_hint
-from clawstream.simulation.everyday.material import AnswerWish, Split, requests_of, wishes
+from clawstream.simulation.everyday import AnswerWish, Split, requests_of, wishes
 from clawstream.simulation.everyday.scorer import holds, is_answer
 
 TEMPERATURE = 0.6  # at 1 a model of 135 million parameters babbles

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Sequence
-from enum import StrEnum
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -19,10 +19,15 @@ from clawstream.errors import ConfigError
 from clawstream.local.servers.jars import refuse_what_is_missing
 from clawstream.locks import locked
 from clawstream.simulation.learn.grid import (
+    LearnHintChoice,
+    LearnMethod,
+    LearnTeacher,
     refuse_blocks,
+    refuse_drawn_votes,
     refuse_flip,
     refuse_hint_choices,
     refuse_not_own,
+    refuse_roles,
     refuse_unfit,
 )
 
@@ -35,6 +40,8 @@ T = TypeVar("T")
 
 FULL_RATE = 3e-4
 EPOCHS = 3
+_ROLE = "A language model that {}, at an address with the OpenAI API; by default code does. Key: OPENAI_API_KEY."
+_AT = "[MODEL@]URL"
 _OF_REAL = ("before", "after", "requests")
 _OF_BOTH = ("seeds", "json_file", "real")
 
@@ -46,31 +53,6 @@ LearnScenario = Literal["all", "student", "blocks", "unrelated", "corrections", 
 # hard: a policy that seldom answers as people want; tools: one that calls a calculator, and seldom finishes; smollm2:
 # SmolLM2-135M-Instruct; own: engine.model_path of the settings, with their engines, judge and trainer.
 LearnBase = Literal["standard", "hard", "demo", "tools", "smollm2", "own"]
-
-
-class LearnTeacher(StrEnum):
-    """Which weights the teacher has, which scores an answer after the prompt with the hint."""
-
-    USUAL = "usual"  # the default of the method
-    CONTRAST = "contrast"  # the base with the hint, compared with the base without it
-    REFERENCE = "reference"  # the base
-
-
-class LearnMethod(StrEnum):
-    COMBINED = "combined"
-    BINARY = "binary"
-    OPD = "opd"
-    TOPK = "topk"
-    STEPWISE = "stepwise"  # verdicts on steps, and outcomes
-    OUTCOME = "outcome"  # outcomes alone
-
-
-class LearnHintChoice(StrEnum):
-    """Which of the hints that judges offer is trained on."""
-
-    LONGEST = "longest"
-    FALL = "fall"  # the one that lowers the answer's log-prob most
-    OVERLAP = "overlap"  # the one whose teacher is nearest to the policy, learned on the policy's likeliest tokens
 
 
 def learn(
@@ -163,6 +145,9 @@ def learn(
         Path | None,
         typer.Option(help='Real ones, [{"question", "ground_truth_answer"}], in place of sums.', metavar="FILE"),
     ] = None,
+    people: Annotated[str | None, typer.Option(help=_ROLE.format("reacts as people do"), metavar=_AT)] = None,
+    judge: Annotated[str | None, typer.Option(help=_ROLE.format("judges"), metavar=_AT)] = None,
+    scorer: Annotated[str | None, typer.Option(help=_ROLE.format("grades answers, 0 to 1"), metavar=_AT)] = None,
     split: Annotated[
         Literal["report", "development"],
         typer.Option(help="Of everyday requests: which of them are scored. Tune on development alone."),
@@ -221,12 +206,13 @@ def learn(
     refuse_what_is_missing(needed.model_copy(update={"data_dir": settings.data_dir, "cache_dir": settings.cache_dir}))
     hide_torch()
     from clawstream.cli.learning.progress import show, tables
-    from clawstream.simulation.everyday.material import Split
+    from clawstream.simulation.everyday import Split
     from clawstream.simulation.learn.cell import Grid
     from clawstream.simulation.learn.grid import UNTAUGHT, Cell, grid, usual_score_at
     from clawstream.simulation.learn.plot import plot_curves, plot_people
     from clawstream.simulation.learn.report import curves, lasting, with_lines
     from clawstream.simulation.opinions import Control
+    from clawstream.simulation.roles import BY_CODE, Roles
     from clawstream.simulation.runs.people import people_of
     from clawstream.simulation.runs.scenarios import CASTS, UnusableProblems
 
@@ -279,34 +265,40 @@ def learn(
             Console(stderr=True).print(
                 f"--controls {control.value} changes nothing of {', '.join(left)}: left out there"
             )
+    own_judge = settings.judge.url if policy_base == "own" else None
     if policy_base == "own":
-        refuse_not_own(settings, without, at_once=at_once, changes_votes=changes_votes)
+        refuse_not_own(settings, at_once=at_once)
+    refuse_roles(scenario, people=people, judge=judge or own_judge, scorer=scorer, flip_after=flip_after)
+    if asked := f"--judge {judge}" if judge else f"judge.url is {own_judge}" if own_judge else None:
+        refuse_drawn_votes(asked, without, changes_votes=changes_votes)
+    roles = Roles(people=people, judge=judge, scorer=scorer).named()
     kept_in = folder or settings.data_dir / "learn"
     kept_in.mkdir(parents=True, exist_ok=True)
     of_what = split if cast.everyday else None if problems is None else problems.stem
     asked_in = kept_in / "problems" / (scenario if of_what is None else f"{scenario}-{of_what}")
     with locked(kept_in / ".lock", within_s=1.0):
         try:
-            people = people_of(scenario, asked_in, problems=problems, split=Split(split), num_scored=num_scored)
+            asked_of = people_of(scenario, asked_in, problems=problems, split=Split(split), num_scored=num_scored)
         except UnusableProblems as error:
             raise ConfigError(str(error)) from error
+        who = replace(asked_of, roles=roles)
         own = settings if policy_base == "own" else None
         policy, base_sha = _built(settings, policy_base)
         like = Cell(
-            scenario=scenario, base=policy_base, base_sha=base_sha, problems_sha=people.sha,
+            scenario=scenario, base=policy_base, base_sha=base_sha, problems_sha=who.sha,
             method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate,
             epochs=epochs or (CORRECTION_EPOCHS if cast.one_by_one else EPOCHS),
             answers_per_hint=answers_per_hint, w_topk=1.0 if w_topk is None else w_topk,
             lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
             votes_together=votes_together, wordy_hints=wordy_hints, adapters=adapters,
-            split=split if cast.everyday else None,
+            split=split if cast.everyday else None, roles=None if roles == BY_CODE else roles,
         )  # fmt: skip
         cells = grid(
             like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by, hint_choices=chosen_by,
             w_topk_is_said=w_topk is not None,
         )  # fmt: skip
-        runs = Grid(kept_in, people, policy, settings.cache_dir, base_sha=base_sha, own=own)
+        runs = Grid(kept_in, who, policy, settings.cache_dir, base_sha=base_sha, own=own)
         reference, rows = asyncio.run(_run(runs, cells, at_once=at_once))
         written = json.dumps([with_lines(row) for row in rows], indent=1)
         for file in (kept_in / "report.json", *(() if json_file is None else (json_file,))):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from clawstream.simulation.everyday.material import AnswerWish, wishes
+from clawstream.simulation.everyday import AnswerWish, wishes
 from clawstream.simulation.opinions import Reaction
 
 _CONTENT = ("thank", "perfect", "great")

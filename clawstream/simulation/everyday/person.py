@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from clawstream.simulation.everyday.material import AnswerWish, wishes
+from clawstream.simulation.everyday import AnswerWish, wishes
 
 THANKS = ("Thanks, that's just right!", "Perfect, thank you.", "Great, that helps me. Thanks!")
 NO_ANSWER = (

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import clawstream
 from clawstream.config import Settings, dump, load
-from clawstream.errors import OperatorError, TryLater
+from clawstream.errors import OperatorError, TryLater, first_of
 from clawstream.local.servers.accounts import write_private
 from clawstream.simulation.learn.grid import Cell
 from clawstream.simulation.learn.outcome import CellOutcome, Reference, ReportRow, read_as, update_of
@@ -160,7 +160,8 @@ def main() -> int:
     try:
         outcome = asyncio.run(run_cell(read_as(Order, (folder / ORDER).read_text()), folder))
     except* (OperatorError, TryLater, OSError, TimeoutError) as failed:
-        print(_first(failed), file=sys.stderr)
+        first = first_of(failed)
+        print(f"{type(first).__name__}: {first}", file=sys.stderr)
         outcome = None
     if outcome is None:
         return 2
@@ -263,13 +264,6 @@ def _read(file: Path, kind: type[T]) -> T | None:
     except (OSError, ValueError) as error:
         log.warning("file=%s found=%r expected=what an earlier run wrote next=it is run again", file, error)
         return None
-
-
-def _first(failed: BaseExceptionGroup[BaseException]) -> str:
-    first = failed.exceptions[0]
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return f"{type(first).__name__}: {first}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from clawstream.config import Settings
 from clawstream.config.training import usual_teacher
 from clawstream.errors import ConfigError
 from clawstream.simulation.opinions import Control
+from clawstream.simulation.roles import Roles
 from clawstream.simulation.runs.scenarios import CASTS, Block, blocks_of
 
 USUAL_TEACHER = "usual"
@@ -25,6 +27,31 @@ AGAIN_WITHIN = 24  # updates after a flip, within which the new wishes are to be
 TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
 LONG_UPDATES = 32
 UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
+
+
+class LearnTeacher(StrEnum):
+    """Which weights the teacher has, which scores an answer after the prompt with the hint."""
+
+    USUAL = "usual"  # the default of the method
+    CONTRAST = "contrast"  # the base with the hint, compared with the base without it
+    REFERENCE = "reference"  # the base
+
+
+class LearnMethod(StrEnum):
+    COMBINED = "combined"
+    BINARY = "binary"
+    OPD = "opd"
+    TOPK = "topk"
+    STEPWISE = "stepwise"  # verdicts on steps, and outcomes
+    OUTCOME = "outcome"  # outcomes alone
+
+
+class LearnHintChoice(StrEnum):
+    """Which of the hints that judges offer is trained on."""
+
+    LONGEST = "longest"
+    FALL = "fall"  # the one that lowers the answer's log-prob most
+    OVERLAP = "overlap"  # the one whose teacher is nearest to the policy, learned on the policy's likeliest tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +80,7 @@ class Cell:
     hint_choice: str = USUAL_CHOICE  # a name of training.hint_choice
     wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
     split: str | None = None  # of everyday requests, the one that is scored; None: people ask sums
+    roles: Roles | None = None  # language models that play somebody; None: code plays all
 
     @property
     def name(self) -> str:
@@ -237,9 +265,7 @@ def refuse_unfit(
         raise ConfigError(f"{', '.join(idle)}: no effect with --scenario {scenario}. Nothing was run. Leave it out")
 
 
-def refuse_not_own(
-    settings: Settings, controls: Sequence[Control], *, at_once: int, changes_votes: Sequence[str]
-) -> None:
+def refuse_not_own(settings: Settings, *, at_once: int) -> None:
     """Raise ConfigError for what can't be done with the policy that the settings file names."""
     if not settings.engine.base_policy.is_dir():
         raise ConfigError(
@@ -256,16 +282,43 @@ def refuse_not_own(
             f"--at-once {at_once}: --base own has the engines of engine.urls serve one run's weights. Nothing was run. "
             "Leave it out"
         )
-    drawn = [control.value for control in controls if control.value != "frozen"]
-    if changes_votes and settings.judge.url is not None:
+
+
+def refuse_drawn_votes(asked: str, controls: Sequence[Control], *, changes_votes: Sequence[str]) -> None:
+    """Raise ConfigError for what changes a simulated judge's votes, where `asked` says that another judge is asked."""
+    if changes_votes:
         raise ConfigError(
-            f"{', '.join(changes_votes)}: with --base own the judge at judge.url is asked, whose votes nobody makes "
-            "wrong or wordy. Nothing was run. Leave it out, or take judge.url out"
+            f"{', '.join(changes_votes)}: {asked}, whose votes nobody makes wrong or wordy. Nothing was run. Leave one "
+            "of them out"
         )
-    if drawn and settings.judge.url is not None:
+    if drawn := [control.value for control in controls if control.value != "frozen"]:
         raise ConfigError(
-            f"--controls {','.join(drawn)}: these replace what a judge says, and with --base own the judge at "
-            "judge.url is asked. Nothing was run. Take frozen, or take judge.url out"
+            f"--controls {','.join(drawn)}: these replace what a simulated judge says, and {asked}. Nothing was run. "
+            "Take frozen, or leave one of them out"
+        )
+
+
+def refuse_roles(
+    scenario: str, *, people: str | None, judge: str | None, scorer: str | None, flip_after: int | None
+) -> None:
+    """Raise ConfigError for a language model that can't play its part in the scenario; `judge` is any real one."""
+    if CASTS[scenario].attempts is not None and (people or scorer):
+        raise ConfigError(
+            f"--people, --scorer: in --scenario {scenario} agents ask, and results are compared. Nothing was run. "
+            "Leave them out"
+        )
+    if people is None:
+        return
+    if CASTS[scenario].talkers or flip_after is not None:
+        raise ConfigError(
+            f"--people {people}: a session may give several samples, so people can't change after a given update, as "
+            "they do with --flip-after and where they come one after the other. Nothing was run. Take --scenario "
+            "student, all or everyday"
+        )
+    if judge is None:
+        raise ConfigError(
+            f"--people {people}: the simulated judge knows the words of simulated people alone. Nothing was run. Name "
+            "a judge, too: --judge"
         )
 
 

@@ -135,6 +135,7 @@ class ReportRow:
         head |= {"ceiling_held_out": None if held_out is None else held_out.score}
         head |= {"ceiling_by_persona": reference.ceiling.by_persona}
         head |= {"teacher": cell.taught_by, "flip_after": cell.flip_after}
+        head |= {"roles": None if cell.roles is None else asdict(cell.roles)}
         if outcome is None:
             return head | {"error": self.error}
         scores = {0: reference.baseline, **outcome.scores}
@@ -145,6 +146,7 @@ class ReportRow:
             "interactions": {str(update): self.interactions(update) for update in scores},
             "right": {str(update): score.num_right for update, score in scores.items()},
             "styled": {str(update): score.num_styled for update, score in scores.items()},
+            "ungraded": {str(update): score.num_ungraded for update, score in scores.items()},
             "by_persona": {str(update): score.by_persona for update, score in scores.items()},
             "gap_closed": {str(update): reference.closed(score.score) for update, score in scores.items()},
             "general": {str(u): asdict(score.general) for u, score in scores.items() if score.general} or None,

@@ -33,7 +33,7 @@ from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import HOST, answers, reserved
 from clawstream.local.supervisor import Part, Patience, Supervisor
-from clawstream.simulation.everyday.material import general
+from clawstream.simulation.everyday import general
 from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.people import People
 from clawstream.simulation.runs.programs import ScorerProcess, keys_for
@@ -56,6 +56,7 @@ class CheckpointScoring:
     own: Settings | None = None  # a person's settings, whose engines (if they have addresses) serve the checkpoints
     key: str | None = None  # the API key whose adapter a checkpoint is; None: it answers everybody
     api_keys: Path | None = None  # for the scorer
+    graded_by: str | None = None  # a language model, as MODEL@URL; None: code marks the answers
 
     async def score(self, checkpoint: Path, version: int, *, base: Path, hinted: bool = False) -> VersionScore:
         """Return the score of the weights in `checkpoint`, or of the adapter in it on `base`.
@@ -85,6 +86,7 @@ class CheckpointScoring:
                     f"http://{HOST}:{port}", self.problems, self.folder / "logs", cast=self.cast, seed=SEED,
                     temperature=self.cast.temperature, max_tokens=None if self.own is None else MAX_TOKENS,
                     api_keys=self.api_keys, base=None if untrained is None else (untrained, base),
+                    graded_by=self.graded_by,
                 )  # fmt: skip
                 found = await scorer.score(version, hinted=hinted)
                 if found.general is None:
@@ -114,7 +116,7 @@ class CheckpointScoring:
         self, engine: SglangEngine, served: Path, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path
     ) -> str | None:
         """Return the address of an engine that also serves the untrained model; None: nobody asks for it."""
-        if not self.cast.everyday:
+        if not self.cast.everyday or self.graded_by is not None:
             return None
         if served == base:
             return engine.url
@@ -169,6 +171,7 @@ async def room(
         yield CheckpointScoring(
             folder=folder, kafka=access, problems=people.scored, cast=people.cast, own=own, key=key,
             api_keys=None if key is None else keys_for(people.scenario, folder / "keys.json", folder),
+            graded_by=people.roles.scorer,
         )  # fmt: skip
 
 

@@ -21,16 +21,20 @@ class GeneralScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionScore:
-    """Share of held-out problems whose first answer is right and in the wanted style, at one policy version."""
+    """Share of held-out problems whose first answer is right and in the wanted style, at one policy version.
+
+    Where a language model grades the answers, it is their mean grade.
+    """
 
     update: int
     score: float
     low: float  # 95 % interval
     high: float
     num_problems: int
-    num_right: int  # in whatever style
-    num_styled: int | None  # right or not; None, here and below: agents answered, who are asked for no style
-    by_persona: Mapping[str, float] | None  # each person's share
+    num_right: int | None  # in whatever style; None: a language model graded the answers
+    num_styled: int | None  # right or not; None: the same, or agents answered, who are asked for no style
+    by_persona: Mapping[str, float] | None  # each person's share; None: agents answered
+    num_ungraded: int = 0  # answers that the language model gave no grade; they are none of the problems
     general: GeneralScore | None = None  # None: it was not asked for
 
 

@@ -4,14 +4,15 @@ import hashlib
 import json
 import random
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
 
 import orjson
 
-from clawstream.simulation.everyday.material import Split, personas, requests_of, wish_of
+from clawstream.simulation.everyday import Split, personas, requests_of, wish_of
 from clawstream.simulation.problems import Chain, ChainTask, SumSet, of_group
+from clawstream.simulation.roles import BY_CODE, Roles
 from clawstream.simulation.runs.scenarios import (
     CASTS,
     SCENARIOS,
@@ -23,6 +24,7 @@ from clawstream.simulation.runs.scenarios import (
 
 NUM_TRIED, NUM_HELD_OUT = 1500, 300
 NUM_REQUESTS = 30  # that are scored, of each person: an answer of a pretrained model takes a second or more
+_SAMPLES_A_PLAYED_SESSION = 4  # about: a language model that plays a person is answered two to eight times
 _HINT_SHARE = 0.5  # of complaints about everyday answers: the share that says what is wanted
 
 
@@ -36,17 +38,20 @@ class People:
     scored: Path  # a problem a line; people ask none of these
     scored_flipped: Path  # the same problems, with the wishes after a flip
     scored_held_out: Path | None = None  # the same, with hints in words that no judge uses; None: there are none
+    roles: Roles = BY_CODE
 
     @property
     def cast(self) -> ScenarioPrograms:
-        return CASTS[self.scenario]
+        usual = CASTS[self.scenario]
+        return usual if self.roles.people is None else replace(usual, samples_a_session=_SAMPLES_A_PLAYED_SESSION)
 
     @property
     def sha(self) -> str:
-        """The start of a hash of all that is asked; what is wanted after a flip is no part of it."""
+        """The start of a hash of all that is asked, and of who scores; wishes after a flip are no part of it."""
         rows = [json.loads(line) for line in self.asked.read_text().splitlines()]
         asked = "".join(f"{json.dumps({k: v for k, v in row.items() if k != 'flipped'})}\n" for row in rows)
-        return hashlib.sha256(asked.encode() + self.scored.read_bytes()).hexdigest()[:12]
+        grader = (self.roles.scorer or "").encode()
+        return hashlib.sha256(asked.encode() + self.scored.read_bytes() + grader).hexdigest()[:12]
 
 
 def people_of(

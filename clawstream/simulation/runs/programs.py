@@ -236,6 +236,7 @@ class ScorerProcess:
     temperature: float
     max_tokens: int | None = None
     api_keys: Path | None = None  # of people who have keys of their own, and so may be answered by different versions
+    graded_by: str | None = None  # a language model, as MODEL@URL; None: code marks the answers
     base: tuple[str, Path] | None = None  # an engine of the untrained model, and its folder; None: it is not asked
 
     async def score(self, update: int, *, hinted: bool = False) -> VersionScore:
@@ -246,6 +247,7 @@ class ScorerProcess:
             "--timeout-s", str(self.cast.limits.request_s),
             *(() if self.max_tokens is None else ("--max-tokens", str(self.max_tokens))),
             *(() if self.api_keys is None else ("--api-keys", str(self.api_keys))),
+            *(() if self.graded_by is None else ("--graded-by", self.graded_by)),
             *(() if self.base is None else ("--base-engine", self.base[0], "--base", str(self.base[1]))),
         ]  # fmt: skip
         log = self.logs / "scorer.log"
@@ -263,6 +265,7 @@ class ScorerProcess:
         return VersionScore(
             update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"],
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
+            num_ungraded=found.get("ungraded", 0),
             by_persona=found.get("by_persona"),
             general=GeneralScore(**found["general"]) if "general" in found else None,
         )  # fmt: skip
@@ -280,11 +283,11 @@ def keys_for(scenario: str, keys_file: Path, folder: Path) -> Path:
 async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch, log: KafkaLog) -> None:
     """Let people talk for one batch after the other, each answered by the policy trained on all earlier batches.
 
-    When people begin, less than a batch of samples is left over. Where no prompts are answered again, a session gives
-    at most one sample. So no more batches are planned than are missing. Raises PartUnavailable where too few batches
-    come about.
+    When people begin, less than a batch of samples is left over. Where no prompts are answered again and code plays the
+    people, a session gives at most one sample. So no more batches are planned than are missing. Raises PartUnavailable
+    where too few batches come about.
     """
-    enough = 1 if cast.one_by_one else cast.batch_samples
+    enough = 1 if cast.one_by_one else cast.batch_samples // cast.samples_a_session
     while (missing := target - watch.updates) > 0:
         planned, num_asked = watch.num_planned, 0
         is_full = missing == 1 and await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)  # of samples left over
@@ -308,7 +311,7 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
         else:
             await quiet(cast, watch, log)
         if not cast.one_by_one:
-            enough = max(cast.batch_samples, math.floor(num_asked * (1 - MORE_SHARE)))
+            enough = max(cast.batch_samples // cast.samples_a_session, math.floor(num_asked * (1 - MORE_SHARE)))
 
 
 async def _held(num_sessions: int, cast: ScenarioPrograms, students: StudentProcess, watch: Watch) -> None:

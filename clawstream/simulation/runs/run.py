@@ -23,6 +23,7 @@ from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.server_process import reserved
 from clawstream.local.supervisor import Part
 from clawstream.simulation.opinions import Control
+from clawstream.simulation.roles import settings_of
 from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.counting import Counts, Footprint, counted
 from clawstream.simulation.runs.figures import Chat, Figures, VersionScore, longest_gap_during, percentiles
@@ -151,7 +152,8 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
         tell(RunProgress(phase="starting the parts"))
         if plan.own is not None:
             await stack.enter_async_context(lent(plan.own.engine, plan.base))
-        judges = [_judge(plan, judge_port)] if plan.own is None or plan.own.judge.url is None else []
+        asked_elsewhere = plan.people.roles.judge or (plan.own is not None and plan.own.judge.url)
+        judges = [] if asked_elsewhere else [_judge(plan, judge_port)]
         running = await stack.enter_async_context(
             installation(settings, model_path=plan.base, say=lambda _: None, extra_parts=judges)
         )
@@ -164,6 +166,7 @@ async def simulate(plan: Plan, *, tell: Tell) -> RunRecord:
             seed=plan.seed,
             temperature=plan.temperature,
             max_tokens=None if plan.own is None else MAX_TOKENS,
+            graded_by=plan.people.roles.scorer,
         )
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(watch.read(log)), tasks.create_task(footprint.watch())]
@@ -215,6 +218,7 @@ async def _teach(
         *(("--wait",) if plan.patient or cast.attempts is not None else ()),
         *(("--everyday",) if cast.everyday else ()), "--timeout-s", str(cast.limits.request_s),
         *(() if plan.own is None else ("--max-tokens", str(MAX_TOKENS))),
+        *(() if plan.people.roles.people is None else ("--played-by", plan.people.roles.people)),
         *(() if api_keys is None else ("--api-keys", str(api_keys))),
     )  # fmt: skip
     async with program(*argv, log=plan.folder / "logs" / "student.log") as process:
@@ -332,12 +336,17 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
             seed=plan.seed,
         )
     )
-    run = load(path)
-    if plan.own is None:
+    run, judge = load(path), plan.people.roles.judge
+    if plan.own is None and judge is None:
         return run
-    whole = plan.folder / "own.json"
-    write_private(whole, dump(blended(run, plan.own)))
-    return load(whole)
+    whole = run if plan.own is None else blended(run, plan.own)
+    if judge is not None:
+        asked = settings_of(judge)
+        named = {name: getattr(asked, name) for name in asked.model_fields_set}
+        whole = whole.model_copy(update={"judge": whole.judge.model_copy(update=named)})
+    file = plan.folder / "own.json"
+    write_private(file, dump(whole))
+    return load(file)
 
 
 def _last(scores: Sequence[VersionScore]) -> float | None:

@@ -23,7 +23,7 @@ from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingS
 from clawstream.errors import TryLater
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine, engine_session
-from clawstream.simulation.everyday.material import personas as everyday_personas
+from clawstream.simulation.everyday import personas as everyday_personas
 from clawstream.simulation.opinions import HINTS, Control, Wish
 from clawstream.simulation.problems import SUBJECTS, UNRELATED, Sum, SumSet, all_of, scored
 from clawstream.simulation.reactions import wordings_of
@@ -209,6 +209,7 @@ class ScenarioPrograms:
     votes: int = 3  # on each answer
     attempts: int | None = None  # at each task, together a group; None: people talk, and there are no tasks
     batch_samples: int = 16
+    samples_a_session: int = 1  # of a session with people
     adapter_rate: float = 1e-3  # the learning rate of adapters, if nobody names another
     temperature: float = 1.0  # of people's requests, and of scores
     answer_tokens: int | None = None  # the policy's own limit; None: what its context leaves

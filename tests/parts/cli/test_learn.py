@@ -102,6 +102,18 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
             ["--updates", "16", "--flip-after", "8", "--answers-per-hint", "4"],
             "--flip-after 8: with --answers-per-hint 4 a session gives several samples",
         ),
+        (["--people", "m@http://x/v1"], "the simulated judge knows the words of simulated people alone"),
+        (["--people", "m@http://x/v1", "--scenario", "blocks"], "a session may give several samples"),
+        (["--people", "m@http://x/v1", "--updates", "9", "--flip-after", "8"], "a session may give several samples"),
+        (["--scorer", "m@http://x/v1", "--scenario", "tools"], "--people, --scorer: in --scenario tools agents ask"),
+        (
+            ["--judge", "m@http://x/v1", "--votes-together", "0.5"],
+            "--votes-together: --judge m@http://x/v1, whose votes",
+        ),
+        (
+            ["--judge", "m@http://x/v1", "--methods", "binary", "--controls", "coin"],
+            "these replace what a simulated judge says, and --judge m@http://x/v1",
+        ),
     ],
 )
 def test_an_option_that_makes_no_grid_is_named_before_anything_is_run(
@@ -127,7 +139,7 @@ def test_an_option_that_makes_no_grid_is_named_before_anything_is_run(
             ".",
             '[judge]\nurl = "http://judge/v1"\n',
             ["--methods", "binary", "--controls", "coin"],
-            "take judge.url out",
+            "these replace what a simulated judge says, and judge.url is http://judge/v1",
         ),
         (".", '[judge]\nurl = "http://judge/v1"\n', ["--votes-together", "0.5"], "whose votes nobody makes wrong"),
     ],

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from clawstream.config import KafkaSettings, load
 from clawstream.errors import PartUnavailable
 from clawstream.rendering.encoding import load_tokenizer
-from clawstream.simulation.everyday.material import general, personas
+from clawstream.simulation.everyday import general, personas
 from clawstream.simulation.everyday.person import NO_ANSWER, THANKS
 from clawstream.simulation.everyday.scorer import LEAST_NATS
 from clawstream.simulation.learn.scoring import CheckpointScoring

@@ -12,6 +12,7 @@ from clawstream.config import EngineSettings, Settings, TrainingSettings, load
 from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.local.servers.server_process import reserved
 from clawstream.simulation.learn.scoring import room
+from clawstream.simulation.roles import BY_CODE, Roles
 from clawstream.simulation.runs.people import People, people_of
 from clawstream.simulation.runs.run import Plan, _settings
 from clawstream.simulation.runs.scenarios import digest, lent
@@ -45,8 +46,11 @@ def own_of(text: str, folder: Path) -> Settings:
     return load(folder / "own.toml")
 
 
-def settings_of(folder: Path, own: Settings | None, method: Literal["opd", "binary"] = "opd") -> Settings:
-    people = People(scenario="all", hint_share=0.5, asked=Path("a"), scored=Path("b"), scored_flipped=Path("c"))
+def settings_of(
+    folder: Path, own: Settings | None, method: Literal["opd", "binary"] = "opd", roles: Roles = BY_CODE
+) -> Settings:
+    files = {"asked": Path("a"), "scored": Path("b"), "scored_flipped": Path("c")}
+    people = People(scenario="all", hint_share=0.5, roles=roles, **files)
     plan = Plan(
         people=people, method=method, updates=3, seed=7, folder=folder, cache_dir=folder, base=folder / "model",
         temperature=1.0, training={"learning_rate": 1e-3}, own=own,
@@ -76,6 +80,21 @@ def test_an_engine_of_theirs_teaches_under_its_name_and_with_its_key(tmp_path: P
     own = own_of(OWN.replace("[training]", engine), tmp_path)
     found = settings_of(tmp_path, own, "opd")
     assert (found.training.by_engine, found.teacher) == (True, own.teacher)
+
+
+@pytest.mark.parametrize("text", [None, OWN, OWN.replace("[judge]", '[judge]\napi_key = "of another"')])
+def test_a_judge_that_is_named_for_a_run_is_asked_with_its_key_whatever_else_is_set(
+    tmp_path: Path, text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    own = None if text is None else own_of(text, tmp_path)
+    judge = settings_of(tmp_path, own, roles=Roles(judge="small@http://named:1/v1")).judge
+    assert (judge.url, judge.model) == ("http://named:1/v1", "small")
+    assert judge.api_key is not None
+    assert judge.api_key.get_secret_value() == "k"
+    assert (tmp_path / "own.json").stat().st_mode & 0o777 == 0o600
+    monkeypatch.delenv("OPENAI_API_KEY")
+    assert settings_of(tmp_path, own, roles=Roles(judge="small@http://named:1/v1")).judge.api_key is None
 
 
 def test_without_a_judge_of_their_own_the_simulated_one_is_asked(tmp_path: Path) -> None:

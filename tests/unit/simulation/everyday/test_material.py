@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from clawstream.simulation.everyday.material import AnswerWish, Split, requests_by_kind, requests_of, wishes
+from clawstream.simulation.everyday import AnswerWish, Split, requests_by_kind, requests_of, wishes
 from clawstream.simulation.everyday.scorer import WISH_IDS
 
 MOST_SHARED = 0.45  # of the words of two requests together

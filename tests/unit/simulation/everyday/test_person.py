@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 from clawstream.judging.prompts import Case, hint_prompt, score_prompt
-from clawstream.simulation.everyday import listener, material, person, scorer
+from clawstream.simulation import everyday
+from clawstream.simulation.everyday import (
+    Split,
+    general,
+    listener,
+    person,
+    personas,
+    requests_of,
+    scorer,
+    wish_of,
+    wishes,
+)
 from clawstream.simulation.everyday.listener import LISTENERS
-from clawstream.simulation.everyday.material import Split, general, personas, requests_of, wish_of, wishes
 from clawstream.simulation.everyday.person import (
     NO_ANSWER,
     THANKS,
@@ -69,11 +79,11 @@ def test_people_judge_and_scorer_share_words_and_no_code() -> None:
         module: {name for name in imported(module) if name.startswith("clawstream.")}
         for module in (person, listener, scorer)
     }
-    words = {f"{material.__name__}.{name}" for name in ("AnswerWish", "wishes")}
+    words = {f"{everyday.__name__}.{name}" for name in ("AnswerWish", "wishes")}
     assert ours[person] == words
     assert ours[listener] == words | {"clawstream.simulation.opinions.Reaction"}
     assert ours[scorer] == set()
-    assert {name for name in imported(material) if name.startswith("clawstream.")} == set()
+    assert {name for name in imported(everyday) if name.startswith("clawstream.")} == set()
 
 
 def test_people_judge_and_scorer_share_no_patterns() -> None:

@@ -10,6 +10,7 @@ import pytest
 from clawstream.simulation.learn.grid import Cell, grid, usual_score_at
 from clawstream.simulation.learn.outcome import read_as
 from clawstream.simulation.opinions import Control
+from clawstream.simulation.roles import Roles
 from clawstream.simulation.runs.scenarios import CASTS
 
 CELL = Cell(
@@ -21,7 +22,7 @@ OTHER: dict[str, Any] = {
     "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "w_topk": 0.5,
     "lora_rank": 8, "hurry": True, "score_at": (0, 16), "teacher": "reference", "flip_after": 8,
     "votes_together": 0.5, "adapters": "by_key", "hint_choice": "fall", "wordy_hints": 0.5,
-    "split": "development",
+    "split": "development", "roles": Roles(scorer="m@http://x/v1"),
 }  # fmt: skip
 
 

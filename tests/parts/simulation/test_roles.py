@@ -1,0 +1,159 @@
+"""Language models play people and grade answers, over HTTP: when a session ends, and what becomes of odd replies."""
+
+import asyncio
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from clawstream.errors import ConfigError, PartUnavailable
+from clawstream.simulation.marks import HeldOutQuestion
+from clawstream.simulation.roles import RolePlayer, Roles
+from clawstream.simulation.runs.figures import VersionScore
+from clawstream.simulation.runs.programs import ScorerProcess
+from clawstream.simulation.runs.scenarios import CASTS, SCENARIOS, write
+from tests.parts.simulation import chat_server
+from tests.parts.simulation.chat_server import serving
+from tests.parts.simulation.test_people import lines_until_exit, program
+
+QUESTION = HeldOutQuestion(persona="student", prompt="?", hint="plain", question="1 + 2", answer="3")
+
+
+def plays(monkeypatch: pytest.MonkeyPatch, replies: Iterator[str]) -> None:
+    """Have the server answer as a language model with the next reply where it is told its part, else as the policy."""
+    policy = chat_server.answer
+
+    def answer(messages: list[dict[str, str]]) -> str:
+        return next(replies) if messages[0]["role"] == "system" else policy(messages)
+
+    monkeypatch.setattr(chat_server, "answer", answer)
+
+
+@pytest.fixture
+def sums(tmp_path: Path) -> tuple[Path, Path]:
+    return write(SCENARIOS["student"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("replies", "num_answers"),
+    [(["DONE"], 2), (["plain words please", "thanks, DONE"], 3), (["no"] * 7, 8), (["", "", "DONE"], 2)],
+)
+async def test_a_session_with_a_played_person_lasts_until_they_are_content_and_eight_answers_at_most(
+    sums: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, replies: list[str], num_answers: int
+) -> None:
+    plays(monkeypatch, iter(replies))
+    async with serving() as chat:
+        named = f"model@{chat.url}"
+        argv = ("--base-url", chat.url, "--problems", str(sums[0]), "--sessions", "1", "--played-by", named)
+        async with program("student", *argv) as student:
+            reports = await lines_until_exit(student)
+
+    asked = [(headers, body) for headers, body in chat.asked if body["messages"][0]["role"] != "system"]
+    assert [report["first_answer"] for report in reports] == [True] + [False] * (num_answers - 1)
+    assert ["x-session-done" in headers for headers, _ in asked] == [False] * (num_answers - 1) + [True]
+    assert len({headers["x-session-id"] for headers, _ in asked}) == 1
+    for (_, before), (_, after) in pairwise(asked):
+        assert after["messages"][: len(before["messages"])] == before["messages"]
+    said = [message["content"] for message in asked[-1][1]["messages"][2::2]]
+    assert said == [
+        reply.replace("thanks, DONE", "thanks").replace("DONE", "Thanks, that's it.") for reply in replies if reply
+    ]
+
+
+async def test_a_person_who_says_nothing_three_times_ends_the_talk_with_words_and_status_1(
+    sums: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plays(monkeypatch, iter([""] * 3))
+    async with serving() as chat:
+        argv = ("--base-url", chat.url, "--problems", str(sums[0]), "--sessions", "1")
+        async with program("student", *argv, "--played-by", f"model@{chat.url}") as student:
+            _, err = await student.communicate()
+
+    assert student.returncode == 1
+    assert b"said nothing 3 times in a row" in err
+    assert b"Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("replies", "score", "num", "ungraded"),
+    [(["\\boxed{0.5}", "\\boxed{1}"], 0.75, 2, 0), (["\\boxed{0.4}", "hm", "hm", "hm"], 0.4, 1, 1)],
+)
+async def test_a_score_is_the_mean_of_the_grades_and_an_answer_without_one_counts_nowhere(
+    sums: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replies: list[str], score: float,
+    num: int, ungraded: int,
+) -> None:  # fmt: skip
+    found = await scored(sums[1], tmp_path, monkeypatch, iter(replies), count=2)
+
+    assert isinstance(found, VersionScore)
+    assert found.score == pytest.approx(score)
+    assert (found.num_problems, found.num_ungraded) == (num, ungraded)
+    assert (found.num_right, found.num_styled) == (None, None)
+    assert found.low <= found.score <= found.high
+    assert found.by_persona == {"student": found.score}
+
+
+async def test_where_no_grade_can_be_read_there_is_no_score(
+    sums: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await scored(sums[1], tmp_path, monkeypatch, iter(["good"] * 3), count=1)
+    assert isinstance(found, PartUnavailable)
+    assert "gave no grade that can be read to any of 1 answers" in (tmp_path / "logs" / "scorer.log").read_text()
+
+
+def first_of(problems: Path, count: int) -> Path:
+    few = problems.with_name("few.jsonl")
+    few.write_text("".join(problems.read_text().splitlines(keepends=True)[:count]))
+    return few
+
+
+async def scored(
+    problems: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, replies: Iterator[str], *, count: int
+) -> VersionScore | BaseException:
+    """Return the score of so many problems, graded by who gives these replies, or why there is none."""
+    plays(monkeypatch, replies)
+    few = first_of(problems, count)
+    (folder / "logs").mkdir()
+    async with serving() as chat:
+        scorer = ScorerProcess(
+            chat.url.removesuffix("/v1"), few, folder / "logs", cast=CASTS["student"], seed=0, temperature=1.0,
+            graded_by=f"model@{chat.url}",
+        )  # fmt: skip
+        [found] = await asyncio.gather(scorer.score(3), return_exceptions=True)
+    return found
+
+
+async def test_a_model_that_is_away_is_asked_again_and_the_first_model_of_an_address_is_taken() -> None:
+    num_asked = 0
+
+    async def complete(_request: web.Request) -> web.Response:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked < 3:
+            return web.json_response({"error": {"message": "loading"}}, status=503, headers={"Retry-After": "0.01"})
+        return web.json_response({"choices": [{"message": {"content": "\\boxed{0.5}"}}]})
+
+    async def models(_request: web.Request) -> web.Response:
+        listed = [{"id": name, "object": "model", "created": 1, "owned_by": "x"} for name in ("first", "second")]
+        return web.json_response({"object": "list", "data": listed})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", complete)
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as server:
+        url = str(server.make_url("/v1"))
+        roles = await asyncio.to_thread(Roles(scorer=url).named)
+        assert roles.scorer == f"first@{url}"
+        async with RolePlayer.open(roles.scorer) as player:
+            assert await player.grade(QUESTION, "3", seed=1) == 0.5
+    assert num_asked == 3
+    assert roles.judge is None
+
+
+async def test_an_address_that_lists_no_model_is_named() -> None:
+    async with serving() as chat:
+        [found] = await asyncio.gather(asyncio.to_thread(Roles(scorer=chat.url).named), return_exceptions=True)
+    assert isinstance(found, ConfigError)
+    assert f"--scorer {chat.url}: no model is found there" in str(found)
