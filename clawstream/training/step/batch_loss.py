@@ -38,6 +38,7 @@ from clawstream.training.step.losses import (
     divergence_where,
     has_signal,
     policy_loss,
+    pull,
     support_advantages,
     support_loss,
     token_advantages,
@@ -67,6 +68,7 @@ class Scored:
     students: Mapping[int, Tensor]  # the student's [T] for the gap; without an entry, the trainer's own before the step
     tops: Mapping[int, Top]  # the teacher's likeliest tokens, where its whole distribution counts
     supports: Mapping[int, Support] = field(default_factory=dict)  # of hinted answers, where these tokens are trained
+    pulls: Mapping[int, Tensor] = field(default_factory=dict)  # how much the divergence counts [T]; no entry: fully
     old: list[Tensor] | None  # [T] each; None: only one step, so the weights being trained are the old ones
     reference: list[Tensor] | None  # [T] each; None only without a leash
     advantages: Sequence[float] | None = None  # one per sample; None: they follow from the rewards
@@ -148,8 +150,7 @@ class BatchLoss:
         chosen = chosen if self._signals.w_opd > 0 else []
         questions = [plain[i]._replace(prompt_ids=samples[i].hinted_prompt_ids or ()) for i in chosen]
         leashed = plain if self.objective.kl > 0 else []
-        hinted: dict[int, Tensor] = {}
-        students: dict[int, Tensor] = {}
+        hinted, students, pulls = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
         tops: dict[int, Top] = {}
         if self._by_engine:
             hinted = {i: _floats(samples[i].teacher_logprobs or ()) for i in chosen}
@@ -164,16 +165,19 @@ class BatchLoss:
                 unhinted = [plain[i] for i in chosen]
                 # Every process scores or none does, whether or not its share has hints.
                 if self.objective.kl > 0:
-                    scores = [answers[i] for i in chosen]
+                    scores, plain_tops = [answers[i] for i in chosen], tops_asked[len(chosen) :]
+                    plain_tops = [plain_tops[i] for i in chosen] if plain_tops else []
                 else:
-                    scores = model.score(unhinted, weights=reference, budget_tokens=budget)
+                    scores, plain_tops = self._taught(unhinted, reference)
                 students = dict(zip(chosen, scores, strict=True))
+                pulls = {i: pull(*top[1:], *tops[i][1:]) for i, top in zip(chosen, plain_tops, strict=False)}
         return Scored(
             samples=samples,
             plain=plain,
             hinted=hinted,
             students=students,
             tops=tops,
+            pulls=pulls,
             supports=self._supports(chosen, [plain[i] for i in chosen], questions, reference),
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
             reference=answers if self.objective.kl > 0 else None,
@@ -228,7 +232,10 @@ class BatchLoss:
         if self._top_tokens is not None:
             both_BT = scores.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
             divergence_BT = divergence_where(both_BT, scores.among_BTK, top_teacher_BTK, direction="forward")
-            beside_BT = self._divergence_weight * weight_BT * divergence_BT
+            nothing = new_BT.new_empty(0)  # an answer that was scored is to become the teacher's wherever they differ
+            pulls = [scored.pulls.get(i, nothing) if wanted[row] is None else nothing for row, i in enumerate(group)]
+            pull_BT = _padded(pulls, like_BT=new_BT).nan_to_num(1.0)
+            beside_BT = self._divergence_weight * weight_BT * pull_BT * divergence_BT
         if support_BTS is not None:
             by_support_BT = self._signals.w_opd * weight_BT * self._support_loss(scored, group, support_BTS)
             beside_BT = by_support_BT if beside_BT is None else beside_BT + by_support_BT

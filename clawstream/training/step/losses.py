@@ -303,6 +303,17 @@ def divergence(top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Liter
     return (p_BTE.exp() * (p_BTE - q_BTE)).sum(2)
 
 
+@torch.no_grad()
+def pull(plain_ids_TK: Tensor, plain_TK: Tensor, told_ids_TK: Tensor, told_TK: Tensor) -> Tensor:
+    """Return how much the divergence from the teacher counts at each place [T], 0 to 1: not at all where the hint moves
+    less than half of the base's probability, fully where it moves all. Given are the likeliest tokens of the base
+    without the hint and of the base with it, and their log-probs.
+    """
+    same_TKK = told_ids_TK.unsqueeze(2) == plain_ids_TK.unsqueeze(1)
+    shared_TKK = torch.minimum(told_TK.unsqueeze(2), plain_TK.unsqueeze(1)).exp()
+    return (1 - 2 * (shared_TKK * same_TKK).sum((1, 2))).clamp(min=0)
+
+
 def _with_tail(logp_BTK: Tensor) -> Tensor:
     """Return the log-probs followed by that of all other tokens together, whose probability is never quite 0."""
     head_BT1 = logp_BTK.logsumexp(2, keepdim=True).clamp(max=-LEAST_TAIL)

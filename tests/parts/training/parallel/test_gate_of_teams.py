@@ -113,8 +113,12 @@ def decided_alike(ending: Path, processes: Processes, changes: dict[str, object]
         assert max(abs(a - b) for a, b in zip(flat(there), flat(before[:8]), strict=True)) > 1e-2
     for way, its_way in zip(found["astray"][3], expected["astray"][3], strict=True):
         assert way == (its_way if its_way is None else pytest.approx(its_way, abs=near))
-    assert found["misspoken"] == expected["misspoken"]
-    assert len(expected["misspoken"][0]) == 8
+    ([*written], *rest), ([*its_written], *its_rest) = found["misspoken"], expected["misspoken"]
+    assert rest == its_rest
+    assert len(written) == len(its_written) == 8
+    alike = sum(one == its for one, its in zip(written, its_written, strict=True))
+    # What rounds probabilities moves some past the number that a token is drawn by; that answer goes on otherwise.
+    assert alike == 8 or ("dtype" in changes and alike >= 6)
     assert any(one.ended and one.token_ids for one in expected["misspoken"][0])
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clawstream.training.step.losses import LogProbs, LossSums, Objective, distillation_loss, divergence
+from clawstream.training.step.losses import LogProbs, LossSums, Objective, distillation_loss, divergence, pull
 
 Direction = Literal["reverse", "forward"]
 STUDENT = torch.tensor([0.3, -1.0, 1.2, 0.0, 0.4], dtype=torch.float64)
@@ -107,3 +107,22 @@ def test_what_a_policy_is_sure_of_moves_by_the_forward_divergence_and_hardly_by_
     moved = [float(torch.autograd.grad(loss, logits, retain_graph=True)[0][1]) for loss in (by_gaps, by_divergence)]
     assert moved[1] == pytest.approx(-1, abs=0.01)
     assert abs(moved[0]) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("plain", "told", "expected"),
+    [
+        ({0: 0.9, 1: 0.1}, {0: 0.9, 1: 0.1}, 0.0),
+        ({0: 0.9, 1: 0.1}, {1: 0.1, 0: 0.9}, 0.0),  # in whatever order
+        ({0: 0.9, 1: 0.1}, {0: 0.5, 1: 0.5}, 0.0),  # .4 of the probability is moved
+        ({0: 0.9, 1: 0.1}, {0: 0.1, 1: 0.9}, 0.6),  # .8
+        ({0: 0.8, 1: 0.2}, {2: 0.7, 3: 0.3}, 1.0),
+        ({0: 0.8, 1: 0.2}, {2: 0.7, 1: 0.3}, 0.6),
+    ],
+)
+def test_a_teacher_pulls_as_far_as_the_hint_moves_more_than_half_of_the_base_s_probability(
+    plain: dict[int, float], told: dict[int, float], expected: float
+) -> None:
+    rows = [torch.tensor([[*values]]) for values in (plain.keys(), plain.values(), told.keys(), told.values())]
+    found = pull(rows[0], rows[1].log(), rows[2], rows[3].log())
+    assert found.tolist() == pytest.approx([expected], abs=1e-6)

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from clawstream.config import TrainingSettings
+from clawstream.events import SampleAssembled
 from clawstream.training.step.batch_loss import Scored
 from clawstream.training.step.carried import Carried, Schedule, ToolCalls
 from clawstream.training.step.losses import Suffix
@@ -220,3 +221,41 @@ def test_settings_from_which_nothing_would_be_learned_or_that_would_do_nothing_a
 def test_a_weight_of_0_may_be_written_where_there_is_nothing_to_weigh(method: str) -> None:
     written = TrainingSettings.model_validate({"method": method, "w_topk": 0.0, "rehearsal_share": 0.0})
     assert (written.method, written.rehearsed_share) == (method, 0.0)
+
+
+@pytest.mark.parametrize(("reward", "pulled"), [(None, False), (1, True), (-1, True)])
+def test_a_hint_that_changes_nothing_leaves_alone_what_others_taught_unless_its_answer_was_scored(
+    base: Path, reward: int | None, pulled: bool
+) -> None:
+    """The policy is far from the base, which says the same with the hint and without."""
+    trainer = Trainer(base, with_settings(method="combined", kl=0.0, learning_rate=1e-2))
+    teach(trainer)
+    plain = tiny.sample("taught", reward=reward)
+    gradients = []
+    for sample in (plain, said_nothing_by(plain)):
+        scored = trainer._loss.score(on_policy(trainer, [sample]), reference=trainer._reference, moves=True)
+        total, _, _ = trainer._loss.of(scored, [0])
+        found = torch.autograd.grad(total, [*trainer._model.trained.values()], allow_unused=True)
+        gradients.append(torch.cat([one.flatten() for one in found if one is not None]))
+    assert torch.allclose(gradients[0], gradients[1], atol=1e-7) is not pulled
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.02])  # with a leash the base scores all answers without a hint at once
+def test_how_far_a_hint_moves_the_base_is_known_of_each_hinted_answer(base: Path, kl: float) -> None:
+    trainer = Trainer(base, with_settings(method="combined", kl=kl, learning_rate=1e-2))
+    teach(trainer)
+    samples = [tiny.sample("a"), said_nothing_by(tiny.sample("b")), tiny.sample("c", hinted=True)]
+    pulls = trainer._loss.score(on_policy(trainer, samples), reference=trainer._reference, moves=True).pulls
+    assert set(pulls) == {1, 2}
+    assert not pulls[1].any()
+    assert 0 < float(pulls[2].max()) <= 1
+
+
+def teach(trainer: Trainer) -> None:
+    for version in range(1, 4):
+        trainer.update(on_policy(trainer, [tiny.sample("taught", reward=-1)]), version=version, seed=0)
+
+
+def said_nothing_by(sample: SampleAssembled) -> SampleAssembled:
+    """The sample with a hint that leaves its prompt as it is."""
+    return replace(sample, hint="as ever", hinted_prompt_ids=sample.prompt_ids)
