@@ -267,7 +267,8 @@ class Gate:
         """Return how strongly each token of a sample is to become likelier (below 0: less); None: there is no signal.
 
         A hint gives a value for each token; without a hint the reward gives one value for all tokens. In a
-        contrast the divergence pulls another way, towards the teacher's log-prob of the token: then both are added.
+        contrast the divergence, as far as it counts, pulls towards the teacher's log-prob of the token: then both are
+        added.
         """
         num_thinking = scored.samples[index].num_thinking
         counts = [self._settings.w_thinking] * num_thinking + [1.0] * (len(seen.logps) - num_thinking)
@@ -276,8 +277,9 @@ class Gate:
             taught, student_T = teacher_T.tolist(), scored.students.get(index)
             way = _gaps(taught, seen.logps if student_T is None else student_T.tolist())
             if student_T is not None and (weight := self._settings.divergence_weight):
-                pulls = _gaps(taught, seen.logps)
-                way = tuple(gap + weight * pull for gap, pull in zip(way, pulls, strict=True))
+                counted = scored.pull(index).tolist() or [1.0] * len(way)
+                pulls = zip(_gaps(taught, seen.logps), counted, strict=True)
+                way = tuple(gap + weight * much * pull for gap, (pull, much) in zip(way, pulls, strict=True))
             return tuple(much * gap for much, gap in zip(counts, way, strict=False))
         wanted = scored.wanted(index)
         if wanted is None or self._settings.weights[0] == 0:

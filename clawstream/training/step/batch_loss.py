@@ -47,6 +47,7 @@ from clawstream.training.step.losses import (
 TOPK_TOKENS = 50  # of the teacher, at each place; all other tokens count as one more
 SUPPORT_TOKENS = 4  # of the policy, at each place, as OpenClaw-RL has it
 
+_FULLY = torch.empty(0)
 Gaps = dict[int, Tensor]  # of each hinted sample's trained tokens [N], by its index
 
 
@@ -68,7 +69,7 @@ class Scored:
     students: Mapping[int, Tensor]  # the student's [T] for the gap; without an entry, the trainer's own before the step
     tops: Mapping[int, Top]  # the teacher's likeliest tokens, where its whole distribution counts
     supports: Mapping[int, Support] = field(default_factory=dict)  # of hinted answers, where these tokens are trained
-    pulls: Mapping[int, Tensor] = field(default_factory=dict)  # how much the divergence counts [T]; no entry: fully
+    pulls: Mapping[int, Tensor] = field(default_factory=dict)  # in a contrast: how far the hint moves the base [T]
     old: list[Tensor] | None  # [T] each; None: only one step, so the weights being trained are the old ones
     reference: list[Tensor] | None  # [T] each; None only without a leash
     advantages: Sequence[float] | None = None  # one per sample; None: they follow from the rewards
@@ -87,6 +88,10 @@ class Scored:
         others = (sample.person_reward, sample.environment_reward, sample.heuristic_reward)
         is_verdict = sample.reward is not None and not sample.cut and all(score is None for score in others)
         return unusual * (self.judges.weight(sample) if is_verdict else 1.0) or None
+
+    def pull(self, index: int) -> Tensor:
+        """How much the divergence counts [T]; empty: fully, as in any answer that was scored."""
+        return self.pulls.get(index, _FULLY) if self.wanted(index) is None else _FULLY
 
     def open_nats(self, index: int) -> float | None:
         """The mean over tokens of the sampling policy's log-prob less the teacher's.
@@ -232,9 +237,7 @@ class BatchLoss:
         if self._top_tokens is not None:
             both_BT = scores.among_BTK.isfinite().all(2) & top_teacher_BTK.isfinite().all(2)
             divergence_BT = divergence_where(both_BT, scores.among_BTK, top_teacher_BTK, direction="forward")
-            nothing = new_BT.new_empty(0)  # an answer that was scored is to become the teacher's wherever they differ
-            pulls = [scored.pulls.get(i, nothing) if wanted[row] is None else nothing for row, i in enumerate(group)]
-            pull_BT = _padded(pulls, like_BT=new_BT).nan_to_num(1.0)
+            pull_BT = _padded([scored.pull(i) for i in group], like_BT=new_BT).nan_to_num(1.0)
             beside_BT = self._divergence_weight * weight_BT * pull_BT * divergence_BT
         if support_BTS is not None:
             by_support_BT = self._signals.w_opd * weight_BT * self._support_loss(scored, group, support_BTS)
@@ -348,10 +351,7 @@ def choose_hints(
     model: Model, samples: Sequence[SampleAssembled], *, rule: Literal["fall", "overlap"],
     teacher: Weights, budget_tokens: int,
 ) -> tuple[int, ...]:  # fmt: skip
-    """Return for each sample the number of the offer to train on.
-
-    All processes call it together, and get the same.
-    """
+    """Return for each sample the number of the offer to train on; all processes call it together, and get the same."""
     if not any(sample.other_hints for sample in samples):
         return (0,) * len(samples)
     lengths = [(1 + len(s.other_hints)) * (len(s.prompt_ids) + len(s.response_ids)) for s in samples]

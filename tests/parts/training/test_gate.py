@@ -319,6 +319,23 @@ def test_thinking_is_to_move_as_much_as_it_counts(base: Path, hinted: bool) -> N
     assert len(half) == len(sample.response_ids)
 
 
+def test_a_gate_expects_of_a_hint_that_changes_nothing_no_move_unless_its_answer_was_scored(base: Path) -> None:
+    """Far from the base, which says the same with the hint and without."""
+    trainer = Trainer(base, SETTINGS.model_copy(update={"learning_rate": 1e-2}))
+    for version in range(1, 4):
+        trainer.update([tiny.sample("taught", reward=-1)], version=version, seed=0)
+    for reward, moves in ((None, False), (-1, True)):
+        plain = tiny.sample("taught", reward=reward)
+        sample = replace(plain, hint="as ever", hinted_prompt_ids=plain.prompt_ids)
+        gate = gating.Gate(
+            trainer._model, trainer._settings, [sample], GateMemory(), scored=trainer._score([sample], [0], None),
+            mine=[0], num_rejected=0,
+        )  # fmt: skip
+        [way] = gate._wanted
+        assert way is not None
+        assert any(way) is moves
+
+
 def test_after_eight_rejections_in_a_row_the_judge_is_taken_as_it_is(base: Path) -> None:
     samples = [tiny.sample(f"s{i}", reward=1) for i in range(16)]
     for num_rejected, refused in ((7, True), (8, False)):
