@@ -13,28 +13,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import ClawstreamError, ConfigError, TryLater
 from clawstream.inference.judge_client import JudgeClient, JudgeRefused
 from clawstream.simulation.everyday import wishes
-from clawstream.simulation.everyday.person import EverydayTask
-from clawstream.simulation.marks import HeldOutQuestion, ScoredQuestion
-from clawstream.simulation.opinions import HINTS, Wish
-from clawstream.simulation.reactions import PersonTask
 
 T = TypeVar("T")
 _TRIES = 3  # replies, until one can be read
 _KEY = "OPENAI_API_KEY"
 _NAMED = re.compile(r"(.+?)@(https?://.+)")
-_LISTED_WITHIN_S = 30.0
-_AWAY_S = 120.0  # for this long a model may be away
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
-_DONE = re.compile(r"\W*\bDONE\b\W*")
+_TRIED_WITHIN_S = 30.0
+_AWAY_S = 60.0  # for this long a model may be away: less than people may pause
+_MOST_TOKENS = 4096  # of a reply, its thinking included
+_DONE = re.compile(r"\W*\bDONE\W*\Z")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"\d*\.?\d+")
 _ASKERS: Mapping[str, str] = MappingProxyType(
     {
         "student": "You are a student, and have the assistant help you with your homework.",
@@ -43,7 +40,11 @@ _ASKERS: Mapping[str, str] = MappingProxyType(
     }
 )
 _WANTED: Mapping[str, str] = MappingProxyType(
-    {name: HINTS[wish][0] for name, wish in (("student", Wish.PLAIN), ("teacher", Wish.HEADED), ("ta", Wish.VERDICT))}
+    {
+        "student": "plain, casual words without headings or bold, every step kept, and the result last",
+        "teacher": "under headings, with the problem by name, all details and a friendly word",
+        "ta": "the verdict first, and then each step that leads to it",
+    }
     | {wish.id: wish.wanted for wish in wishes()}
 )
 
@@ -92,20 +93,19 @@ class RolePlayer:
         async with JudgeClient.open(settings_of(named)) as client:
             yield cls(client)
 
-    async def react(
-        self, task: PersonTask | EverydayTask, messages: Sequence[Mapping[str, str]], rng: random.Random
-    ) -> Remark:
-        """Return what the person of a task says of the last message, an answer. Raises RoleUnplayed and TryLater."""
-        found = await self._said(person_prompt(task, messages), remark_in, seed=rng.getrandbits(31))
+    async def react(self, asked: tuple[str, str], rng: random.Random) -> Remark:
+        """Return what the person of a `person_prompt` says of the last answer. Raises RoleUnplayed."""
+        found = await self._said(asked, remark_in, seed=rng.getrandbits(31))
         if found is None:
             raise RoleUnplayed(
-                f"{self._client.name} said nothing {_TRIES} times in a row, as a person who was answered"
+                f"{self._client.name} said nothing {_TRIES} times in a row, as a person who was answered, or did not "
+                f"end its thinking within {_MOST_TOKENS:,} tokens"
             )
         return found
 
-    async def grade(self, question: ScoredQuestion, answer: str, *, seed: int) -> float | None:
-        """Return a grade from 0 to 1; None: no reply has one. Raises RoleUnplayed and TryLater."""
-        return await self._said(grade_prompt(question, answer), grade_in, seed=seed)
+    async def grade(self, asked: tuple[str, str], *, seed: int) -> float | None:
+        """Return the grade, 0 to 1, of a `grade_prompt`; None: no reply has one. Raises RoleUnplayed."""
+        return await self._said(asked, grade_in, seed=seed)
 
     async def _said(self, asked: tuple[str, str], read: Callable[[str], T | None], *, seed: int) -> T | None:
         """Return what the first reply that can be read says; None: none can be."""
@@ -116,11 +116,12 @@ class RolePlayer:
             try:
                 reply = await self._client.ask(*asked, seed=(seed + tries) % 2**31)
             except JudgeRefused as error:
-                raise RoleUnplayed(f"{self._client.name} refused what it was asked: {error}") from error
+                raise RoleUnplayed(f"{self._client.name} refuses what it is asked: {error}") from error
             except TryLater as away:
-                if loop.time() >= until_s:
-                    raise
-                await asyncio.sleep(away.retry_after_s or 1.0)
+                wait_s = away.retry_after_s or 1.0
+                if loop.time() + wait_s > until_s:
+                    raise RoleUnplayed(f"{self._client.name} gave no answer for {_AWAY_S:g} s: {away}") from away
+                await asyncio.sleep(wait_s)
                 continue
             tries += 1
             if reply.unusable is None and (found := read(reply.text)) is not None:
@@ -131,35 +132,54 @@ class RolePlayer:
 def _named(role: str, at: str | None) -> str | None:
     from openai import OpenAI, OpenAIError  # which takes more than a second to import
 
-    if at is None or _NAMED.fullmatch(at):
-        return at
+    if at is None:
+        return None
+    found = _NAMED.fullmatch(at)
     try:
-        with OpenAI(base_url=at, api_key=os.environ.get(_KEY, "none"), timeout=_LISTED_WITHIN_S) as client:
-            return f"{next(iter(client.models.list())).id}@{at}"
-    except (OpenAIError, StopIteration) as error:
+        url = settings_of(at if found else f"any@{at}").url
+        assert url is not None
+        _port = urlsplit(url).port
+    except ValueError as error:
+        raise ConfigError(f"--{role}: {error}. Nothing was run") from error
+    try:
+        with OpenAI(base_url=url, api_key=os.environ.get(_KEY, "none"), timeout=_TRIED_WITHIN_S) as client:
+            model = found[1] if found else next(iter(client.models.list())).id
+            client.chat.completions.create(model=model, messages=[{"role": "user", "content": "Hello"}], max_tokens=1)
+    except (OpenAIError, StopIteration, AttributeError, TypeError) as error:  # the last two: no JSON, or another one
         raise ConfigError(
-            f"--{role} {at}: no model is found there ({error!r}), expected an address with the OpenAI API that ends in "
-            "/v1. Nothing was run. Correct it, or name MODEL@URL"
+            f"--{role} {at}: no model answers there ({error!r}), expected an address with the OpenAI API that ends in "
+            f"/v1, and a key for it in {_KEY} if it asks for one. Nothing was run. Correct it, or name MODEL@URL"
         ) from error
+    return f"{model}@{url}"
 
 
 def settings_of(named: str) -> JudgeSettings:
-    """Return how to ask the model of `MODEL@URL`; raises ValueError for any other text."""
+    """Return how to ask the model of `MODEL@URL`; raises ValueError for any other text, and for what may be secret."""
     found = _NAMED.fullmatch(named)
     if found is None:
         raise ValueError(f"{named!r} names no language model, expected MODEL@URL, the URL ending in /v1")
     key = os.environ.get(_KEY)
-    return JudgeSettings(url=found[2], model=found[1], api_key=SecretStr(key) if key else None)
+    try:
+        return JudgeSettings(
+            url=found[2], model=found[1], api_key=SecretStr(key) if key else None, max_tokens=_MOST_TOKENS
+        )
+    except ValidationError as error:
+        raise ValueError("; ".join(str(one["msg"]) for one in error.errors(include_input=False))) from None
 
 
-def person_prompt(task: PersonTask | EverydayTask, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-    """Return what a model is told and asked that plays the person of a task; the last message is an answer."""
-    who = _ASKERS[task.persona] if isinstance(task, PersonTask) else f"The assistant was told: {task.system}"
+def person_prompt(
+    persona: str, wish: str, system: str | None, messages: Sequence[Mapping[str, str]]
+) -> tuple[str, str]:
+    """Return what a model is told and asked that plays a person with a wish; the last message is an answer.
+
+    `system` is what the person's assistant was told; None: nothing.
+    """
+    who = _ASKERS[persona] if system is None else f"The assistant was told: {system}"
     names = {"user": "You", "assistant": "The assistant"}
     said = (f"{names[one['role']]}:\n{one['content']}" for one in messages if one["role"] in names)
     told = (
         f"You play a person who talks with an assistant, and are never the assistant. {who} You want its answers to be "
-        f'like this: "{_WANTED[task.wish]}" You can\'t work out any of it yourself, and write casually.\n'
+        f'like this: "{_WANTED[wish]}" You can\'t work out any of it yourself, and write casually.\n'
         "You see the conversation so far. Write the message that this person sends next, in one or two sentences and "
         "nothing else. If the last answer is as you want it, say so and end with the word DONE. If not, say in your "
         "own words what you would rather have."
@@ -170,31 +190,31 @@ def person_prompt(task: PersonTask | EverydayTask, messages: Sequence[Mapping[st
 def remark_in(reply: str) -> Remark | None:
     """Return what a model that plays a person says; None: nothing."""
     said = _aloud(reply)
-    text, is_last = _DONE.sub(" ", said).strip(), _DONE.search(said) is not None
+    text, is_last = _DONE.sub("", said), _DONE.search(said) is not None
     return Remark(text=text or "Thanks, that's it.", is_last=is_last) if text or is_last else None
 
 
-def grade_prompt(question: ScoredQuestion, answer: str) -> tuple[str, str]:
-    """Return what a model is told and asked that grades an answer."""
-    result = f"\nThe right result is {question.answer}." if isinstance(question, HeldOutQuestion) else ""
-    asked = question.messages(hinted=False)[-1]["content"]
+def grade_prompt(asked: str, answer: str, *, wanted: str, result: str | None) -> tuple[str, str]:
+    """Return what a model is told and asked that grades an answer; `result` is the right one, None: there is none."""
+    right = "" if result is None else f"\nThe right result is {result}."
     told = (
         "You grade an assistant's answer for the person who asked. What counts is whether it answers the request "
         "rightly and is as this person wants answers to be. Give a grade from 0 (neither) to 1 (both, fully). Reply "
         "with the grade in a box, as \\boxed{0.5}, and nothing else."
     )
-    wanted = f'The person wants: "{question.hint}"'
-    return told, f"{wanted}\n\n<request>\n{asked}\n</request>{result}\n\n<answer>\n{answer}\n</answer>\n\nThe grade:"
+    request = f'The person wants: "{wanted}"\n\n<request>\n{asked}\n</request>{right}'
+    return told, f"{request}\n\n<answer>\n{answer}\n</answer>\n\nThe grade:"
 
 
 def grade_in(reply: str) -> float | None:
-    """Return the grade that a reply gives, in its last box or as its only number; None: none from 0 to 1."""
+    """Return the grade that a reply gives, in its last box or as a number that is all of it; None: none from 0 to 1."""
     said = _aloud(reply)
-    boxes, numbers = _BOXED.findall(said), _NUMBER.findall(said)
-    found = boxes[-1].strip() if boxes else numbers[0] if len(numbers) == 1 else ""
+    boxes = _BOXED.findall(said)
+    found = boxes[-1].strip() if boxes else said.rstrip(".")
     return float(found) if _NUMBER.fullmatch(found) and float(found) <= 1 else None
 
 
 def _aloud(reply: str) -> str:
-    """Return what a model says, without its thinking."""
-    return _THOUGHT.sub("", reply).strip()
+    """Return what a model says after its thinking, which a chat template may have opened; "" where that never ended."""
+    _, thought, said = reply.rpartition("</think>")
+    return "" if not thought and "<think>" in said else said.strip()

@@ -31,6 +31,7 @@ from clawstream.inference.sglang import SglangEngine
 from clawstream.simulation.everyday import GeneralQuestion, general
 from clawstream.simulation.marks import (
     AnswerMark,
+    HeldOutQuestion,
     ScoredQuestion,
     by_persona,
     everyday_questions,
@@ -38,7 +39,7 @@ from clawstream.simulation.marks import (
     questions,
     total,
 )
-from clawstream.simulation.roles import RolePlayer, RoleUnplayed
+from clawstream.simulation.roles import RolePlayer, RoleUnplayed, grade_prompt
 
 _VERSION_HEADER = "x-policy-version"
 _SHORT_TOKENS: Final = 24  # of the answer to a question about a fact or a sum, of which the first line counts
@@ -101,7 +102,10 @@ class Scorer:
         finished, answer = choice.finish_reason == "stop", choice.message.content or ""
         if self._grader is not None:
             async with self._slots:
-                grade = await self._grader.grade(question, answer, seed=seed_of(seed, "grade", question.question))
+                asked = question.messages(hinted=False)[-1]["content"]
+                result = question.answer if isinstance(question, HeldOutQuestion) else None
+                prompt = grade_prompt(asked, answer, wanted=question.hint, result=result)
+                grade = await self._grader.grade(prompt, seed=seed_of(seed, "grade", question.question))
             return None if grade is None else AnswerMark(grade=grade)
         nats = None
         if self._plausibility is not None:

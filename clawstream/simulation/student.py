@@ -29,10 +29,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar, ca
 import orjson
 import typer
 
-from clawstream.errors import TryLater, first_of
+from clawstream.errors import first_of
 from clawstream.simulation import reactions
 from clawstream.simulation.everyday import person as requests
-from clawstream.simulation.roles import Remark, RolePlayer, RoleUnplayed
+from clawstream.simulation.roles import Remark, RolePlayer, RoleUnplayed, person_prompt
 
 if TYPE_CHECKING:  # imported where it is used: that takes more than a second
     from openai import AsyncOpenAI
@@ -110,12 +110,14 @@ class Asked(Protocol):
     @property
     def persona(self) -> str:
         """Who asks."""
-        ...
+
+    @property
+    def wish(self) -> str:
+        """How they want answers to be, by its name."""
 
     @property
     def speaker(self) -> str:
         """Who talks, by the names that the command `talk` takes."""
-        ...
 
 
 class Person(Protocol[P_contra]):
@@ -123,11 +125,9 @@ class Person(Protocol[P_contra]):
 
     def opening(self, task: P_contra, rng: random.Random) -> list[dict[str, str]]:
         """Return the messages with which a session begins."""
-        ...
 
     def reaction(self, task: P_contra, answer: str, rng: random.Random) -> str:
         """Return what the person says of the answer."""
-        ...
 
 
 class Student(Generic[P]):
@@ -162,7 +162,8 @@ class Student(Generic[P]):
 
     async def _remark(self, task: P, messages: Sequence[Mapping[str, str]], rng: random.Random) -> Remark:
         if self._player is not None:
-            return await self._player.react(cast("Any", task), messages, rng)
+            system = messages[0]["content"] if messages[0]["role"] == "system" else None
+            return await self._player.react(person_prompt(task.persona, task.wish, system, messages), rng)
         return Remark(text=self._person.reaction(task, messages[-1]["content"], rng), is_last=True)
 
     async def _answered(self, session: str, messages: list[dict[str, str]], headers: dict[str, str]) -> str | None:
@@ -304,13 +305,12 @@ class StudentPool(Generic[T]):
     async def _hold(self, number: int, task: T) -> bool:
         self._num_open += 1
         self._nobody_talks.clear()
-        try:
-            rng = random.Random(f"{self._seed} {number}")
-            return await self._student.chat(f"{self._name}-{number:05d}", task, rng)
-        finally:
-            self._num_open -= 1
-            if self._num_open == 0 and (not self._may_start.is_set() or self._left is None):
-                self._nobody_talks.set()
+        rng = random.Random(f"{self._seed} {number}")
+        is_whole = await self._student.chat(f"{self._name}-{number:05d}", task, rng)  # an error ends the process
+        self._num_open -= 1
+        if self._num_open == 0 and (not self._may_start.is_set() or self._left is None):
+            self._nobody_talks.set()
+        return is_whole
 
 
 def say(line: dict[str, object]) -> None:
@@ -389,7 +389,7 @@ def main(
     failed: BaseException | None = None
     try:
         asyncio.run(talk())
-    except* (RoleUnplayed, TryLater) as caught:
+    except* RoleUnplayed as caught:
         failed = first_of(caught)
     if failed is not None:
         print(f"{played_by}: {failed}. Nobody talks any more.", file=sys.stderr)

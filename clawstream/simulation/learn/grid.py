@@ -61,7 +61,7 @@ class Cell:
     scenario: str
     base: str
     base_sha: str  # of the recipe that the base policy was built by
-    problems_sha: str  # of all that is asked
+    problems_sha: str  # of all that is asked, and of the language model that scores
     method: str
     seed: int
     control: Control | None
@@ -304,8 +304,8 @@ def refuse_roles(
     """Raise ConfigError for a language model that can't play its part in the scenario; `judge` is any real one."""
     if CASTS[scenario].attempts is not None and (people or scorer):
         raise ConfigError(
-            f"--people, --scorer: in --scenario {scenario} agents ask, and results are compared. Nothing was run. "
-            "Leave them out"
+            f"{'--people' if people else '--scorer'}: in --scenario {scenario} agents ask, and results are compared. "
+            "Nothing was run. Leave it out"
         )
     if people is None:
         return

@@ -182,14 +182,14 @@ def kept(blocks: Sequence[Block], by_person: Mapping[int, Mapping[str, float]]) 
     """Return how much the policy kept of what it learned from each person: the mean, over people, of the score at the
     end divided by the score when that person's block ended.
 
-    The person who talked last does not count, nor does anybody whose score was 0 when their block ended. None: nobody
-    counts. `by_person` is by update.
+    The person who talked last does not count, nor does anybody whose score was 0 when their block ended, or who has no
+    score at the end. None: nobody counts. `by_person` is by update.
     """
     if not blocks or blocks[-1].end not in by_person:
         return None
     last = by_person[blocks[-1].end]
     then = {block.talker: by_person.get(block.end, {}).get(block.talker) for block in blocks[:-1]}
-    shares = [last[who] / score for who, score in then.items() if score]
+    shares = [last[who] / score for who, score in then.items() if score and who in last]
     return fmean(shares) if shares else None
 
 

@@ -29,6 +29,7 @@ MORE_SHARE = 0.2  # further sessions while a batch is not full, as a share of th
 SESSIONS_A_SAMPLE = 250  # sessions for each sample of a batch; if the batch is still not full after these, the run ends
 AT_A_TIME = 4  # batches: at most as many sessions are held at a time as these have samples
 PLANNED_WITHIN_S = 2.0  # after its last sample; a batch that is not planned by then is not full
+_SEE = "see student.log in the logs folder of this run"
 _GROUPED = ("trajectories", "groups")
 _USUAL = TimeLimits()
 
@@ -198,18 +199,27 @@ class StudentProcess:
         num_answers = -1
         while not self._paused.is_set():
             if num_answers == len(self.chats):
-                raise PartUnavailable(
-                    f"the students did not pause, and got no answer for {self._within_s:.0f} s (exit code "
-                    f"{self._process.returncode}): see student.log in the logs folder of this run"
-                )
+                raise PartUnavailable(f"students did not pause, and got no answer for {self._within_s:.0f} s: {_SEE}")
             num_answers = len(self.chats)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._paused.wait(), self._within_s)
+            await self._wait_paused()
+
+    async def _wait_paused(self) -> None:
+        """Return once they paused, or after the limit; raise PartUnavailable as soon as their process has ended."""
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(self._paused.wait()), group.create_task(self._process.wait())]
+            await asyncio.wait(waits, timeout=self._within_s, return_when=asyncio.FIRST_COMPLETED)
+            for one in waits:
+                one.cancel()
+        if not self._paused.is_set() and self._process.returncode is not None:
+            raise PartUnavailable(f"the students ended with exit code {self._process.returncode}: {_SEE}")
 
     async def _tell(self, command: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{command}\n".encode())
-        await self._process.stdin.drain()
+        try:
+            self._process.stdin.write(f"{command}\n".encode())
+            await self._process.stdin.drain()
+        except ConnectionError as error:
+            raise PartUnavailable(f"the students ended before {command!r}: {_SEE}") from error
 
 
 def _chat(report: dict[str, Any]) -> Chat:
@@ -306,7 +316,9 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
             if not is_full:
                 await quiet(cast, watch, log)
                 is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
-        if num_asked <= cast.batch_samples and not watch.refreshes:  # with left-over samples, too few for two batches
+        if (
+            num_asked <= cast.batch_samples and cast.samples_a_session == 1 and not watch.refreshes
+        ):  # with left-over samples, too few for two batches
             await watch.until_settled()
         else:
             await quiet(cast, watch, log)

@@ -308,7 +308,7 @@ async def _tick(watch: Watch, students: StudentProcess, scores: Sequence[Version
 
 
 def _settings(plan: Plan, judge_port: int) -> Settings:
-    """Write the run's settings file, and read it; no variable of the environment reaches this run."""
+    """Write the run's settings file, and read it; of the environment the key of language models alone reaches a run."""
     path, cast = plan.folder / "clawstream.toml", plan.people.cast
     by_steps = cast.attempts is not None
     frozen = {"learning_rate": 0.0} if plan.control is Control.FROZEN else {}
@@ -342,8 +342,9 @@ def _settings(plan: Plan, judge_port: int) -> Settings:
     whole = run if plan.own is None else blended(run, plan.own)
     if judge is not None:
         asked = settings_of(judge)
-        named = {name: getattr(asked, name) for name in asked.model_fields_set}
-        whole = whole.model_copy(update={"judge": whole.judge.model_copy(update=named)})
+        named = {name: getattr(asked, name) for name in ("url", "model", "api_key")}
+        votes = run.judge if plan.own is None else plan.own.judge
+        whole = whole.model_copy(update={"judge": votes.model_copy(update=named)})
     file = plan.folder / "own.json"
     write_private(file, dump(whole))
     return load(file)

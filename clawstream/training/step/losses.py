@@ -306,12 +306,13 @@ def divergence(top_new_BTK: Tensor, top_teacher_BTK: Tensor, *, direction: Liter
 @torch.no_grad()
 def pull(plain_ids_TK: Tensor, plain_TK: Tensor, told_ids_TK: Tensor, told_TK: Tensor) -> Tensor:
     """Return how much the divergence from the teacher counts at each place [T], 0 to 1: not at all where the hint moves
-    less than half of the base's probability, fully where it moves all. Given are the likeliest tokens of the base
-    without the hint and of the base with it, and their log-probs.
+    less than half of the base's probability, fully where it moves all. Given are the base's likeliest tokens without
+    the hint and with it, and their log-probs; all others are one more.
     """
     same_TKK = told_ids_TK.unsqueeze(2) == plain_ids_TK.unsqueeze(1)
     shared_TKK = torch.minimum(told_TK.unsqueeze(2), plain_TK.unsqueeze(1)).exp()
-    return (1 - 2 * (shared_TKK * same_TKK).sum((1, 2))).clamp(min=0)
+    others_T = (1 - torch.maximum(told_TK.exp().sum(1), plain_TK.exp().sum(1))).clamp(min=0)
+    return (1 - 2 * ((shared_TKK * same_TKK).sum((1, 2)) + others_T)).clamp(min=0)
 
 
 def _with_tail(logp_BTK: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
         (["--people", "m@http://x/v1"], "the simulated judge knows the words of simulated people alone"),
         (["--people", "m@http://x/v1", "--scenario", "blocks"], "a session may give several samples"),
         (["--people", "m@http://x/v1", "--updates", "9", "--flip-after", "8"], "a session may give several samples"),
-        (["--scorer", "m@http://x/v1", "--scenario", "tools"], "--people, --scorer: in --scenario tools agents ask"),
+        (["--scorer", "m@http://x/v1", "--scenario", "tools"], "--scorer: in --scenario tools agents ask"),
         (
             ["--judge", "m@http://x/v1", "--votes-together", "0.5"],
             "--votes-together: --judge m@http://x/v1, whose votes",

@@ -287,12 +287,15 @@ async def test_the_judge_answers_an_openai_client_and_repeats_itself_for_a_seed(
 def test_student_judge_and_scorer_share_no_code(programs: tuple[str, str]) -> None:
     first, second = (_ours(name, set()) for name in programs)
 
-    assert first & second <= {"everyday.material"}  # the words and requests that lie there as files
+    # The words and requests that lie there as files, and how a language model is asked that takes the place of either.
+    assert first & second <= {"everyday", "roles"}
+    assert _ours("roles", set()) == {"everyday", "roles"}
 
 
 def _ours(name: str, seen: set[str]) -> set[str]:
     """The modules of the simulation that a module of it imports, itself among them; named by their path below it."""
-    source = Path(clawstream.simulation.__file__).parent.joinpath(*name.split(".")).with_suffix(".py").read_text()
+    path = Path(clawstream.simulation.__file__).parent.joinpath(*name.split("."))
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
     seen.add(name)
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("clawstream.simulation"):
@@ -301,7 +304,8 @@ def _ours(name: str, seen: set[str]) -> set[str]:
         folder = Path(clawstream.simulation.__file__).parent.joinpath(*below.split(".")) if below else None
         found = {alias.name for alias in node.names} if folder is None else {below}
         if folder is not None and folder.is_dir():
-            found = {f"{below}.{alias.name}" for alias in node.names}
+            inside = {file.stem for file in folder.glob("*.py")}
+            found = {f"{below}.{alias.name}" if alias.name in inside else below for alias in node.names}
         for imported in found - seen:
             _ours(imported, seen)
     return seen

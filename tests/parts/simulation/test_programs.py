@@ -35,6 +35,10 @@ class Told:
         self.stdout = asyncio.StreamReader()
         self.returncode: int | None = None
 
+    async def wait(self) -> None:
+        """Run for ever."""
+        await asyncio.Event().wait()
+
     def says(self, line: dict[str, Any]) -> None:
         self.stdout.feed_data(f"{json.dumps(line)}\n".encode())
 

@@ -1,6 +1,7 @@
 """Language models play people and grade answers, over HTTP: when a session ends, and what becomes of odd replies."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,16 +11,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from clawstream.errors import ConfigError, PartUnavailable
-from clawstream.simulation.marks import HeldOutQuestion
 from clawstream.simulation.roles import RolePlayer, Roles
 from clawstream.simulation.runs.figures import VersionScore
-from clawstream.simulation.runs.programs import ScorerProcess
+from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess
+from clawstream.simulation.runs.programs import program as running
 from clawstream.simulation.runs.scenarios import CASTS, SCENARIOS, write
 from tests.parts.simulation import chat_server
 from tests.parts.simulation.chat_server import serving
 from tests.parts.simulation.test_people import lines_until_exit, program
-
-QUESTION = HeldOutQuestion(persona="student", prompt="?", hint="plain", question="1 + 2", answer="3")
 
 
 def plays(monkeypatch: pytest.MonkeyPatch, replies: Iterator[str]) -> None:
@@ -131,9 +130,13 @@ async def test_a_model_that_is_away_is_asked_again_and_the_first_model_of_an_add
     async def complete(_request: web.Request) -> web.Response:
         nonlocal num_asked
         num_asked += 1
-        if num_asked < 3:
+        if 1 < num_asked < 4:  # the first asks whether there is a model
             return web.json_response({"error": {"message": "loading"}}, status=503, headers={"Retry-After": "0.01"})
-        return web.json_response({"choices": [{"message": {"content": "\\boxed{0.5}"}}]})
+        message = {"role": "assistant", "content": "\\boxed{0.5}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+        )
 
     async def models(_request: web.Request) -> web.Response:
         listed = [{"id": name, "object": "model", "created": 1, "owned_by": "x"} for name in ("first", "second")]
@@ -147,8 +150,8 @@ async def test_a_model_that_is_away_is_asked_again_and_the_first_model_of_an_add
         roles = await asyncio.to_thread(Roles(scorer=url).named)
         assert roles.scorer == f"first@{url}"
         async with RolePlayer.open(roles.scorer) as player:
-            assert await player.grade(QUESTION, "3", seed=1) == 0.5
-    assert num_asked == 3
+            assert await player.grade(("Grade.", "3"), seed=1) == 0.5
+    assert num_asked == 4
     assert roles.judge is None
 
 
@@ -156,4 +159,30 @@ async def test_an_address_that_lists_no_model_is_named() -> None:
     async with serving() as chat:
         [found] = await asyncio.gather(asyncio.to_thread(Roles(scorer=chat.url).named), return_exceptions=True)
     assert isinstance(found, ConfigError)
-    assert f"--scorer {chat.url}: no model is found there" in str(found)
+    assert f"--scorer {chat.url}: no model answers there" in str(found)
+
+
+async def test_a_model_that_is_named_is_asked_before_anything_is_run() -> None:
+    async with serving() as chat:
+        chat.failing = True
+        [found] = await asyncio.gather(asyncio.to_thread(Roles(judge=f"m@{chat.url}").named), return_exceptions=True)
+    assert isinstance(found, ConfigError)
+    assert f"--judge m@{chat.url}: no model answers there" in str(found)
+
+
+async def test_students_whose_player_fails_while_a_run_holds_them_are_named_with_their_log(
+    sums: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plays(monkeypatch, itertools.repeat(""))
+    async with serving() as chat:
+        argv = ("--base-url", chat.url, "--problems", str(sums[0]), "--wait", "--played-by", f"model@{chat.url}")
+        async with running("clawstream.simulation.student", *argv, log=tmp_path / "student.log") as process:
+            students = StudentProcess(process)
+            listening = asyncio.create_task(students.listen())
+            [found] = await asyncio.gather(students.hold(4), return_exceptions=True)
+            [again] = await asyncio.gather(students.hold(4), return_exceptions=True)
+            await listening
+    assert isinstance(found, PartUnavailable)
+    assert isinstance(again, PartUnavailable)
+    assert "see student.log" in str(found)
+    assert "said nothing 3 times in a row" in (tmp_path / "student.log").read_text()

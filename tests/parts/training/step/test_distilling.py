@@ -118,6 +118,8 @@ def test_what_a_policy_is_sure_of_moves_by_the_forward_divergence_and_hardly_by_
         ({0: 0.9, 1: 0.1}, {0: 0.1, 1: 0.9}, 0.6),  # .8
         ({0: 0.8, 1: 0.2}, {2: 0.7, 3: 0.3}, 1.0),
         ({0: 0.8, 1: 0.2}, {2: 0.7, 1: 0.3}, 0.6),
+        ({0: 0.2, 1: 0.1}, {0: 0.2, 1: 0.1}, 0.0),  # the rest is one more token
+        ({0: 0.2, 1: 0.1}, {2: 0.6, 3: 0.3}, 0.8),
     ],
 )
 def test_a_teacher_pulls_as_far_as_the_hint_moves_more_than_half_of_the_base_s_probability(

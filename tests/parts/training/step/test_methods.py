@@ -244,7 +244,8 @@ def test_a_hint_that_changes_nothing_leaves_alone_what_others_taught_unless_its_
 def test_how_far_a_hint_moves_the_base_is_known_of_each_hinted_answer(base: Path, kl: float) -> None:
     trainer = Trainer(base, with_settings(method="combined", kl=kl, learning_rate=1e-2))
     teach(trainer)
-    samples = [tiny.sample("a"), said_nothing_by(tiny.sample("b")), tiny.sample("c", hinted=True)]
+    sharp = tiny.sample("c", hinted=True, temperature=0.1)
+    samples = [tiny.sample("a"), said_nothing_by(tiny.sample("b")), sharp]
     pulls = trainer._loss.score(on_policy(trainer, samples), reference=trainer._reference, moves=True).pulls
     assert set(pulls) == {1, 2}
     assert not pulls[1].any()
