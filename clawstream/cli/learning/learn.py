@@ -379,6 +379,10 @@ def _say_where(rows: "Sequence[ReportRow]", picture: Path, cells: Path) -> None:
             console.print(
                 f"[bold red]failed:[/] {row.cell.title}: {escape(row.error)}", soft_wrap=True, highlight=False
             )
+    scores = [score for row in rows if row.outcome is not None for score in row.outcome.scores.values()]
+    if num_ungraded := sum(score.num_ungraded for score in scores):
+        asked = num_ungraded + sum(score.num_problems for score in scores)
+        console.print(f"{num_ungraded} of {asked} answers got no grade from the language model, and count nowhere")
     if len({row.outcome.code for row in rows if row.outcome is not None}) > 1:
         console.print("The rows were not all made by the same code (`code` in --json): name a new --folder to compare")
     console.print(f"Curves: {picture}\nEach run's log, database and scored weights stay in {cells}", soft_wrap=True)

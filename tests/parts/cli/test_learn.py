@@ -9,6 +9,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from clawstream.cli import app
+from clawstream.cli.learning.learn import _say_where
 from clawstream.cli.learning.progress import show, shown, tables
 from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 from clawstream.locks import locked
@@ -306,3 +307,17 @@ def test_of_a_pretrained_model_the_tables_say_what_was_learned_of_the_gap_and_wh
 
 def test_one_method_without_controls_has_one_table() -> None:
     assert len(tables([row(0.3, 0.5)], REFERENCE)) == 1
+
+
+@pytest.mark.parametrize("num_ungraded", [0, 3])
+def test_how_many_answers_a_language_model_gave_no_grade_is_said(
+    num_ungraded: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = long_row({16: 0.7})
+    assert row.outcome is not None
+    scores = {16: replace(row.outcome.scores[16], num_problems=497, num_ungraded=num_ungraded)}
+    graded = replace(row, outcome=replace(row.outcome, scores=scores))
+
+    _say_where([graded], tmp_path / "curves.png", tmp_path)
+
+    assert ("3 of 500 answers got no grade" in capsys.readouterr().err) is (num_ungraded > 0)
