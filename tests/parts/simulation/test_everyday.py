@@ -173,7 +173,7 @@ async def test_without_an_answer_of_the_untrained_models_engine_there_is_no_scor
         with pytest.raises(PartUnavailable, match="exited with 1"):
             await scorer.score(3)
     words = (tmp_path / "logs" / "scorer.log").read_text()
-    assert "There is no score; see the gateway and its engines." in words
+    assert "There is no score; see the gateway, its engines and who grades." in words
     assert "Traceback" not in words
 
 

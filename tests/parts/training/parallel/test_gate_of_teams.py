@@ -127,7 +127,7 @@ def decided_alike(ending: Path, processes: Processes, changes: dict[str, object]
     "changes",
     [
         pytest.param(FSDP, id="fsdp"),
-        pytest.param(TENSOR | ADAPTER | {"learning_rate": 3e-3}, id="tensor-adapter"),
+        pytest.param(TENSOR | ADAPTER | {"learning_rate": 1e-3}, id="tensor-adapter"),
         pytest.param(PIPELINE, id="pipeline"),
         pytest.param(MEGATRON, id="data"),
     ],
