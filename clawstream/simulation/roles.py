@@ -27,8 +27,9 @@ _TRIES = 3  # replies, until one can be read
 _KEY = "OPENAI_API_KEY"
 _NAMED = re.compile(r"(.+?)@(https?://.+)")
 _TRIED_WITHIN_S = 30.0
-_AWAY_S = 60.0  # for this long a model may be away: less than people may pause
-_MOST_TOKENS = 4096  # of a reply, its thinking included
+_CALL_S = 110.0  # for a reply: less than people may pause
+_AWAY_S = 60.0  # for this long, since its first failure, a model may be away
+_MOST_TOKENS = 2048  # of a reply, its thinking included
 _DONE = re.compile(r"\W*\bDONE\W*\Z")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _NUMBER = re.compile(r"\d*\.?\d+")
@@ -90,7 +91,7 @@ class RolePlayer:
     @asynccontextmanager
     async def open(cls, named: str) -> AsyncIterator["RolePlayer"]:
         """Yield the model of `MODEL@URL`; it is shown the key in OPENAI_API_KEY, if there is one."""
-        async with JudgeClient.open(settings_of(named)) as client:
+        async with JudgeClient.open(settings_of(named), call_timeout_s=_CALL_S) as client:
             yield cls(client)
 
     async def react(self, asked: tuple[str, str], rng: random.Random) -> Remark:
@@ -110,7 +111,7 @@ class RolePlayer:
     async def _said(self, asked: tuple[str, str], read: Callable[[str], T | None], *, seed: int) -> T | None:
         """Return what the first reply that can be read says; None: none can be."""
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + _AWAY_S
+        failed_at_s: float | None = None
         tries = 0
         while tries < _TRIES:
             try:
@@ -118,8 +119,9 @@ class RolePlayer:
             except JudgeRefused as error:
                 raise RoleUnplayed(f"{self._client.name} refuses what it is asked: {error}") from error
             except TryLater as away:
-                wait_s = away.retry_after_s or 1.0
-                if loop.time() + wait_s > until_s:
+                wait_s, now_s = away.retry_after_s or 1.0, loop.time()
+                failed_at_s = now_s if failed_at_s is None else failed_at_s
+                if now_s + wait_s > failed_at_s + _AWAY_S:
                     raise RoleUnplayed(f"{self._client.name} gave no answer for {_AWAY_S:g} s: {away}") from away
                 await asyncio.sleep(wait_s)
                 continue
