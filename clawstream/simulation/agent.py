@@ -205,7 +205,7 @@ async def score(
     low, high = wilson(num_right, len(asked))
     versions = sorted({answer.version for answer in answers if answer.version is not None})
     found: dict[str, object] = {"score": num_right / len(asked), "ci95_low": low, "ci95_high": high}
-    return found | {"n": len(asked), "right": num_right, "policy_versions": versions}
+    return found | {"n": len(asked), "right": num_right, "ungraded": 0, "policy_versions": versions}
 
 
 def _report(

@@ -125,7 +125,7 @@ class RolePlayer:
                     raise RoleUnplayed(f"{self._client.name} gave no answer for {_AWAY_S:g} s: {away}") from away
                 await asyncio.sleep(wait_s)
                 continue
-            tries += 1
+            tries, failed_at_s = tries + 1, None
             if reply.unusable is None and (found := read(reply.text)) is not None:
                 return found
         return None
@@ -159,7 +159,7 @@ def settings_of(named: str) -> JudgeSettings:
     """Return how to ask the model of `MODEL@URL`; raises ValueError for any other text, and for what may be secret."""
     found = _NAMED.fullmatch(named)
     if found is None:
-        raise ValueError(f"{named!r} names no language model, expected MODEL@URL, the URL ending in /v1")
+        raise ValueError("it names no language model, expected MODEL@URL, or the URL alone, which ends in /v1")
     key = os.environ.get(_KEY)
     try:
         return JudgeSettings(

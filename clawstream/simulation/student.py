@@ -149,14 +149,14 @@ class Student(Generic[P]):
         """Hold one session about `task`; False where a request of it failed."""
         messages = self._person.opening(task, rng)
         headers = {"X-Session-Id": session, "X-Turn-Type": "main", **shown_key(self._api_keys, task.persona)}
-        for number in range(1, MOST_ANSWERS):
+        for _ in range(MOST_ANSWERS - 1):
             answer = await self._answered(session, messages, headers)
             if answer is None:
                 return False
             messages.append({"role": "assistant", "content": answer})
             remark = await self._remark(task, messages, rng)
             messages.append({"role": "user", "content": remark.text})
-            if remark.is_last or number == MOST_ANSWERS - 1:
+            if remark.is_last:
                 break
         return await self._answered(session, messages, headers | {"X-Session-Done": "1"}) is not None
 

@@ -275,7 +275,7 @@ class ScorerProcess:
         return VersionScore(
             update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"],
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
-            num_ungraded=found.get("ungraded", 0),
+            num_ungraded=found["ungraded"],
             by_persona=found.get("by_persona"),
             general=GeneralScore(**found["general"]) if "general" in found else None,
         )  # fmt: skip
@@ -316,9 +316,8 @@ async def batches(target: int, cast: ScenarioPrograms, students: StudentProcess,
             if not is_full:
                 await quiet(cast, watch, log)
                 is_full = await watch.plans_more(planned, within_s=PLANNED_WITHIN_S)
-        if (
-            num_asked <= cast.batch_samples and cast.samples_a_session == 1 and not watch.refreshes
-        ):  # with left-over samples, too few for two batches
+        # With left-over samples these are too few for two batches.
+        if num_asked <= cast.batch_samples and cast.samples_a_session == 1 and not watch.refreshes:
             await watch.until_settled()
         else:
             await quiet(cast, watch, log)

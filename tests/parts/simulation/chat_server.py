@@ -3,7 +3,7 @@
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from starlette.routing import Route
 class ChatServer:
     """Answers sums; in the plain style once it was asked to, by a complaint or a hint."""
 
+    answers: Callable[[list[dict[str, str]]], str]
     url: str = ""
     asked: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
     failing: bool = False  # 503 instead of an answer
@@ -33,7 +34,7 @@ class ChatServer:
         await self.may_answer.wait()
         if self.failing:
             return JSONResponse({"error": {"message": "away", "type": "server_error"}}, 503)
-        text = answer(body["messages"])
+        text = self.answers(body["messages"])
         if body.get("stream"):
             return StreamingResponse(self._chunks(text), media_type="text/event-stream")
         message = {"role": "assistant", "content": text}
@@ -61,9 +62,9 @@ def answer(messages: list[dict[str, str]]) -> str:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[ChatServer]:
+async def serving(answers: Callable[[list[dict[str, str]]], str] = answer) -> AsyncIterator[ChatServer]:
     """The server, on a free port; it answers at once unless `may_answer` is cleared."""
-    chat = ChatServer()
+    chat = ChatServer(answers)
     chat.may_answer.set()
     app = Starlette(routes=[Route("/v1/chat/completions", chat.complete, methods=["POST"])])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=1))

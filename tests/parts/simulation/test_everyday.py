@@ -21,7 +21,6 @@ from clawstream.simulation.runs.people import People, people_of
 from clawstream.simulation.runs.programs import ScorerProcess, keys_for
 from clawstream.simulation.runs.scenarios import CASTS
 from tests.parts.families.standins import FAMILIES, make_folder
-from tests.parts.simulation import chat_server
 from tests.parts.simulation.chat_server import serving
 from tests.parts.simulation.test_people import lines_until_exit, program
 
@@ -39,8 +38,7 @@ def answer(messages: list[dict[str, str]]) -> str:
 
 
 @pytest.fixture
-def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> People:
-    monkeypatch.setattr(chat_server, "answer", answer)
+def people(tmp_path: Path) -> People:
     return people_of("everyday", tmp_path, num_scored=3)
 
 
@@ -48,7 +46,7 @@ async def test_people_ask_through_their_assistant_and_leave_the_limit_of_an_answ
     people: People,
 ) -> None:
     async with (
-        serving() as chat,
+        serving(answer) as chat,
         program(
             "student", "--everyday", "--base-url", chat.url, "--problems", str(people.asked), "--sessions", "12",
             "--concurrency", "1", "--hint-share", "0.5",
@@ -73,7 +71,7 @@ async def test_a_score_is_of_the_wish_with_facts_and_sums_beside_it(
     people: People, tmp_path: Path, hinted: bool
 ) -> None:
     (tmp_path / "logs").mkdir()
-    async with serving() as chat:
+    async with serving(answer) as chat:
         scorer = ScorerProcess(
             chat.url.removesuffix("/v1"), people.scored, tmp_path / "logs", cast=CASTS["everyday"], seed=0,
             temperature=0.6,
@@ -132,13 +130,12 @@ async def untrained() -> AsyncIterator[Untrained]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("nats", "share"), [(LEAST_NATS + 0.1, 1.0), (LEAST_NATS - 0.1, 0.0)])
 async def test_what_the_untrained_model_finds_unlikely_is_no_answer_however_it_looks(
-    people: People, untrained: Untrained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nats: float, share: float
+    people: People, untrained: Untrained, tmp_path: Path, nats: float, share: float
 ) -> None:
-    monkeypatch.setattr(chat_server, "answer", lambda messages: f"Hello! {about(messages[-1]['content'])}")
     (tmp_path / "logs").mkdir()
     base = make_folder(tmp_path / "base", FAMILIES["smollm2"])
     untrained.nats.append(nats)
-    async with serving() as chat:
+    async with serving(lambda messages: f"Hello! {about(messages[-1]['content'])}") as chat:
         scorer = ScorerProcess(
             chat.url.removesuffix("/v1"), people.scored, tmp_path / "logs", cast=CASTS["everyday"], seed=0,
             temperature=0.6, base=(untrained.url, base),
@@ -165,7 +162,7 @@ async def test_without_an_answer_of_the_untrained_models_engine_there_is_no_scor
 ) -> None:
     (tmp_path / "logs").mkdir()
     base = make_folder(tmp_path / "base", FAMILIES["smollm2"])
-    async with serving() as chat:
+    async with serving(answer) as chat:
         scorer = ScorerProcess(
             chat.url.removesuffix("/v1"), people.scored, tmp_path / "logs", cast=CASTS["everyday"], seed=0,
             temperature=0.6, base=("http://127.0.0.1:1", base),

@@ -90,6 +90,7 @@ def test_a_judge_that_is_named_for_a_run_is_asked_with_its_key_whatever_else_is_
     own = None if text is None else own_of(text, tmp_path)
     judge = settings_of(tmp_path, own, roles=Roles(judge="small@http://named:1/v1")).judge
     assert (judge.url, judge.model) == ("http://named:1/v1", "small")
+    assert judge.votes == (3 if text is None else 5)
     assert judge.api_key is not None
     assert judge.api_key.get_secret_value() == "k"
     assert (tmp_path / "own.json").stat().st_mode & 0o777 == 0o600

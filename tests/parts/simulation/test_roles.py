@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,19 +16,13 @@ from clawstream.simulation.runs.figures import VersionScore
 from clawstream.simulation.runs.programs import ScorerProcess, StudentProcess
 from clawstream.simulation.runs.programs import program as running
 from clawstream.simulation.runs.scenarios import CASTS, SCENARIOS, write
-from tests.parts.simulation import chat_server
-from tests.parts.simulation.chat_server import serving
+from tests.parts.simulation.chat_server import answer, serving
 from tests.parts.simulation.test_people import lines_until_exit, program
 
 
-def plays(monkeypatch: pytest.MonkeyPatch, replies: Iterator[str]) -> None:
-    """Have the server answer as a language model with the next reply where it is told its part, else as the policy."""
-    policy = chat_server.answer
-
-    def answer(messages: list[dict[str, str]]) -> str:
-        return next(replies) if messages[0]["role"] == "system" else policy(messages)
-
-    monkeypatch.setattr(chat_server, "answer", answer)
+def played(replies: Iterator[str]) -> Callable[[list[dict[str, str]]], str]:
+    """Answer as a language model with the next reply where it is told its part, else as the policy."""
+    return lambda messages: next(replies) if messages[0]["role"] == "system" else answer(messages)
 
 
 @pytest.fixture
@@ -41,10 +35,9 @@ def sums(tmp_path: Path) -> tuple[Path, Path]:
     [(["DONE"], 2), (["plain words please", "thanks, DONE"], 3), (["no"] * 7, 8), (["", "", "DONE"], 2)],
 )
 async def test_a_session_with_a_played_person_lasts_until_they_are_content_and_eight_answers_at_most(
-    sums: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, replies: list[str], num_answers: int
+    sums: tuple[Path, Path], replies: list[str], num_answers: int
 ) -> None:
-    plays(monkeypatch, iter(replies))
-    async with serving() as chat:
+    async with serving(played(iter(replies))) as chat:
         named = f"model@{chat.url}"
         argv = ("--base-url", chat.url, "--problems", str(sums[0]), "--sessions", "1", "--played-by", named)
         async with program("student", *argv) as student:
@@ -63,10 +56,9 @@ async def test_a_session_with_a_played_person_lasts_until_they_are_content_and_e
 
 
 async def test_a_person_who_says_nothing_three_times_ends_the_talk_with_words_and_status_1(
-    sums: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    sums: tuple[Path, Path],
 ) -> None:
-    plays(monkeypatch, iter([""] * 3))
-    async with serving() as chat:
+    async with serving(played(iter([""] * 3))) as chat:
         argv = ("--base-url", chat.url, "--problems", str(sums[0]), "--sessions", "1")
         async with program("student", *argv, "--played-by", f"model@{chat.url}") as student:
             _, err = await student.communicate()
@@ -81,10 +73,10 @@ async def test_a_person_who_says_nothing_three_times_ends_the_talk_with_words_an
     [(["\\boxed{0.5}", "\\boxed{1}"], 0.75, 2, 0), (["\\boxed{0.4}", "hm", "hm", "hm"], 0.4, 1, 1)],
 )
 async def test_a_score_is_the_mean_of_the_grades_and_an_answer_without_one_counts_nowhere(
-    sums: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replies: list[str], score: float,
+    sums: tuple[Path, Path], tmp_path: Path, replies: list[str], score: float,
     num: int, ungraded: int,
 ) -> None:  # fmt: skip
-    found = await scored(sums[1], tmp_path, monkeypatch, iter(replies), count=2)
+    found = await scored(sums[1], tmp_path, iter(replies), count=2)
 
     assert isinstance(found, VersionScore)
     assert found.score == pytest.approx(score)
@@ -94,10 +86,8 @@ async def test_a_score_is_the_mean_of_the_grades_and_an_answer_without_one_count
     assert found.by_persona == {"student": found.score}
 
 
-async def test_where_no_grade_can_be_read_there_is_no_score(
-    sums: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = await scored(sums[1], tmp_path, monkeypatch, iter(["good"] * 3), count=1)
+async def test_where_no_grade_can_be_read_there_is_no_score(sums: tuple[Path, Path], tmp_path: Path) -> None:
+    found = await scored(sums[1], tmp_path, iter(["good"] * 3), count=1)
     assert isinstance(found, PartUnavailable)
     assert "gave no grade that can be read to any of 1 answers" in (tmp_path / "logs" / "scorer.log").read_text()
 
@@ -108,14 +98,11 @@ def first_of(problems: Path, count: int) -> Path:
     return few
 
 
-async def scored(
-    problems: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, replies: Iterator[str], *, count: int
-) -> VersionScore | BaseException:
+async def scored(problems: Path, folder: Path, replies: Iterator[str], *, count: int) -> VersionScore | BaseException:
     """Return the score of so many problems, graded by who gives these replies, or why there is none."""
-    plays(monkeypatch, replies)
     few = first_of(problems, count)
     (folder / "logs").mkdir()
-    async with serving() as chat:
+    async with serving(played(replies)) as chat:
         scorer = ScorerProcess(
             chat.url.removesuffix("/v1"), few, folder / "logs", cast=CASTS["student"], seed=0, temperature=1.0,
             graded_by=f"model@{chat.url}",
@@ -171,10 +158,9 @@ async def test_a_model_that_is_named_is_asked_before_anything_is_run() -> None:
 
 
 async def test_students_whose_player_fails_while_a_run_holds_them_are_named_with_their_log(
-    sums: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sums: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    plays(monkeypatch, itertools.repeat(""))
-    async with serving() as chat:
+    async with serving(played(itertools.repeat(""))) as chat:
         argv = ("--base-url", chat.url, "--problems", str(sums[0]), "--wait", "--played-by", f"model@{chat.url}")
         async with running("clawstream.simulation.student", *argv, log=tmp_path / "student.log") as process:
             students = StudentProcess(process)

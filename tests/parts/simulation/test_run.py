@@ -12,6 +12,7 @@ import pytest
 
 from clawstream.errors import PartUnavailable
 from clawstream.simulation.opinions import Control
+from clawstream.simulation.roles import Roles
 from clawstream.simulation.runs import programs, run
 from clawstream.simulation.runs.people import People
 from clawstream.simulation.runs.run import Plan, _free_until, _judge, _next_stop, _settings, _teach
@@ -233,3 +234,12 @@ async def test_a_run_that_learned_past_its_flip_fails_and_says_where_it_was_foun
 ) -> None:
     with pytest.raises(PartUnavailable, match="after update 8, and 9 updates are served"):
         await taught(World(lambda _: 1, by_itself=9), monkeypatch, tmp_path, updates=12, flip_after=8)
+
+
+async def test_fewer_sessions_are_held_at_a_time_with_people_whose_sessions_give_several_samples(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    world = World(lambda _: 4)
+    who = replace(PLAN.people, roles=Roles(people="m@http://x/v1"))
+    told = await taught(world, monkeypatch, tmp_path, people=who, updates=2, patient=True)
+    assert [word for word in told if isinstance(word, int)] == [4, 4]

@@ -110,7 +110,8 @@ def test_a_role_is_named_by_its_model_and_address_and_shows_the_key_of_the_envir
 
 
 @pytest.mark.parametrize(
-    "at", ["m@http://me:secret@host/v1", "http://me:secret@host/v1", "http://host:port/v1", "what"]
+    "at",
+    ["m@http://me:secret@host/v1", "http://me:secret@host/v1", "http://host:port/v1", "m@ftp://me:secret@host", "what"],
 )
 def test_an_address_that_can_not_be_asked_is_refused_and_a_password_in_it_is_not_shown(at: str) -> None:
     with pytest.raises(ConfigError, match="--people: ") as found:

@@ -313,6 +313,11 @@ def test_who_had_learned_nothing_can_keep_nothing_and_is_left_out() -> None:
     assert (block_row(nobody).as_json()["kept"], block_row(nobody).as_json()["newest"]) == (None, 0.0)
 
 
+def test_who_has_no_graded_answer_at_the_end_is_left_out_of_what_is_kept() -> None:
+    ungraded = BLOCKS | {30: {who: score for who, score in BLOCKS[30].items() if who != "student"}}
+    assert block_row(ungraded).as_json()["kept"] == 0.5 / 0.5
+
+
 def test_of_a_subject_that_is_not_scored_there_is_no_newest_and_without_blocks_neither() -> None:
     found = block_row({16: {"student": 0.9}, 20: {"student": 0.45}}, scenario="unrelated").as_json()
     assert (found["kept"], found["newest"]) == (0.5, None)
