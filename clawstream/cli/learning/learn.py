@@ -50,9 +50,10 @@ _OF_BOTH = ("seeds", "json_file", "real")
 # speak of something else; corrections: students, one session at a time; tools: agents with a calculator; everyday:
 # three people with everyday requests, in one stream or in blocks.
 LearnScenario = Literal["all", "student", "blocks", "unrelated", "corrections", "tools", "everyday", "everyday_blocks"]
-# hard: a policy that seldom answers as people want; tools: one that calls a calculator, and seldom finishes; smollm2:
-# SmolLM2-135M-Instruct; own: engine.model_path of the settings, with their engines, judge and trainer.
-LearnBase = Literal["standard", "hard", "demo", "tools", "smollm2", "own"]
+# standard_2, standard_3: built as standard is, from another seed; hard: a policy that seldom answers as people want;
+# tools: one that calls a calculator, and seldom finishes; smollm2: SmolLM2-135M-Instruct; own: engine.model_path of the
+# settings, with their engines, judge and trainer.
+LearnBase = Literal["standard", "standard_2", "standard_3", "hard", "demo", "tools", "smollm2", "own"]
 
 
 def learn(
@@ -69,9 +70,9 @@ def learn(
     base: Annotated[
         LearnBase | None,
         typer.Option(
-            help="Which policy they talk to; by default standard, with agents tools, with everyday requests smollm2: "
-            "SmolLM2-135M-Instruct, 93 MB to fetch. own: that of the settings file (engine.model_path), with its "
-            "engine.urls, its judge.url and its trainer."
+            help="Which policy they talk to; by default standard (standard_2 and standard_3 are built as it is, from "
+            "other seeds), with agents tools, with everyday requests smollm2: SmolLM2-135M-Instruct, 93 MB to fetch. "
+            "own: that of the settings file (engine.model_path), with its engine.urls, its judge.url and its trainer."
         ),
     ] = None,
     methods: Annotated[

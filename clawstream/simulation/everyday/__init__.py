@@ -38,6 +38,11 @@ class AnswerWish:
     rejects: tuple[str, ...]  # complaints that only reject what there was
     rejects_held_out: tuple[str, ...]
 
+    @property
+    def complaints(self) -> tuple[str, ...]:
+        """All words for it that people say, those held out too."""
+        return (*self.says, *self.says_held_out, *self.rejects, *self.rejects_held_out)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EverydayPersona:

@@ -1,6 +1,6 @@
 """What the simulated judge understands of a reaction to an everyday answer, and which hints it then gives. Pure.
 
-It knows the wordings that people use for each wish, as a language model knows what they mean, and of the conversation
+It knows all wordings that people use for each wish, as a language model knows what they mean, and of the conversation
 the person's next words alone. The one rule: this shares nothing with those who talk, and nothing with the scorer.
 """
 
@@ -37,7 +37,7 @@ class EverydayListener:
         return () if wish is None else wish.hints
 
     def _wish(self, said: str) -> AnswerWish | None:
-        return next((w for w in self.known if any(words.lower() in said for words in (*w.says, *w.rejects))), None)
+        return next((w for w in self.known if any(words.lower() in said for words in w.complaints)), None)
 
 
 _LISTENER = EverydayListener(known=wishes())

@@ -40,6 +40,7 @@ class EverydayTask:
     system: str  # the message of this person's assistant
     wish: str
     request: str
+    held_out: bool = False  # they complain in words that nobody tuned with, too
 
     @property
     def speaker(self) -> str:
@@ -61,8 +62,9 @@ class EverydayPerson:
     def reaction(self, task: EverydayTask, answer: str, rng: random.Random) -> str:
         """Return what the person says of the answer: first of how it is, then of whether it is one."""
         if not looks_as_wished(task.wish, answer):
-            wish = _WORDS[task.wish]
-            return rng.choice(wish.says if rng.random() < self.hint_share else wish.rejects)
+            wish, says_wish = _WORDS[task.wish], rng.random() < self.hint_share
+            usual, others = (wish.says, wish.says_held_out) if says_wish else (wish.rejects, wish.rejects_held_out)
+            return rng.choice((*usual, *others) if task.held_out else usual)
         return rng.choice(THANKS if seems_to_answer(task, answer) else NO_ANSWER)
 
 

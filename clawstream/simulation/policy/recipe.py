@@ -132,11 +132,13 @@ class Recipe:
         return [mix.dialogue(rng.choice(sums), rng) for _ in range(number)]
 
 
-Base = Literal["demo", "standard", "hard", "tools"]
+Base = Literal["demo", "standard", "standard_2", "standard_3", "hard", "tools"]
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
         "demo": Recipe(),
         "standard": Recipe(steps=900, mix=Conflict()),
+        "standard_2": Recipe(seed=1, steps=900, mix=Conflict()),  # the same people, other dialogues and first weights
+        "standard_3": Recipe(seed=2, steps=900, mix=Conflict()),
         "hard": Recipe(steps=900, mix=Conflict(own=0.06, next_one=0.8)),
         "tools": Recipe(steps=1000, batch_dialogues=24, mix=Calls()),
     }

@@ -94,7 +94,8 @@ def _everyday(name: str, folder: Path, split: Split, num_scored: int) -> People:
     )
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"persona": one.name, "system": one.system, "wish": one.wish} for one in who]
-    _write_rows(asked_path, [row | {"request": request} for request in requests_of(Split.PEOPLE) for row in rows])
+    asks = [row | {"request": request} for request in requests_of(Split.PEOPLE) for row in rows]
+    _write_rows(asked_path, [row | {"held_out": split is Split.REPORT} for row in asks])
     scored, others = [], []
     for number, (one, row) in enumerate(zip(who, rows, strict=True)):
         start, wish = number * len(held_out) // len(who), wish_of(one)

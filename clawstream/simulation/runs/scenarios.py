@@ -205,7 +205,7 @@ class ScenarioPrograms:
     scores: tuple[str, ...] = ("clawstream.simulation.scorer",)  # a module, and options of it
     everyday: bool = False  # people ask everyday requests, of a policy that was trained elsewhere
     methods: tuple[str, ...] = _OF_PEOPLE
-    bases: tuple[str, ...] = ("standard", "hard", "demo", "own")
+    bases: tuple[str, ...] = ("standard", "standard_2", "standard_3", "hard", "demo", "own")
     votes: int = 3  # on each answer
     attempts: int | None = None  # at each task, together a group; None: people talk, and there are no tasks
     batch_samples: int = 16

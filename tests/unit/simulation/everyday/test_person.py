@@ -1,4 +1,4 @@
-"""People, judge and scorer agree on plain cases, each by code of its own; held-out words reach no run."""
+"""People, judge and scorer agree on plain cases, each by code of its own; held-out words reach no run that tunes."""
 
 import ast
 import json
@@ -50,12 +50,12 @@ GOOD = {
 }
 
 
-def task(wish: str, request: str = REQUEST) -> EverydayTask:
-    return EverydayTask(persona="cook", system="You help.", wish=wish, request=request)
+def task(wish: str, request: str = REQUEST, *, held_out: bool = False) -> EverydayTask:
+    return EverydayTask(persona="cook", system="You help.", wish=wish, request=request, held_out=held_out)
 
 
-def said_of(wish: str, answer: str, *, hint_share: float = 0.5, seed: int = 0) -> str:
-    return EverydayPerson(hint_share=hint_share).reaction(task(wish), answer, random.Random(seed))
+def said_of(wish: str, answer: str, *, hint_share: float = 0.5, seed: int = 0, held_out: bool = False) -> str:
+    return EverydayPerson(hint_share=hint_share).reaction(task(wish, held_out=held_out), answer, random.Random(seed))
 
 
 def case(answer: str, said: str) -> Case:
@@ -109,7 +109,7 @@ def test_each_person_s_wish_is_one_that_people_can_see_the_judge_can_name_and_th
     assert {one.wish for one in personas()} <= {*KNOWN} & {wish.id for wish in HEARD.known} & scorer.WISH_IDS
     assert len({one.system for one in personas()}) == len({one.name for one in personas()}) == 3
     assert not any(
-        word in one.system.lower() for one in personas() for word in ("french", "sentence", "hello", "greet")
+        word in one.system.lower() for one in personas() for word in ("french", "spanish", "word", "short", "brief")
     )
 
 
@@ -155,7 +155,7 @@ def test_who_gets_no_answer_says_so_and_the_judge_suggests_nothing(answer: str) 
 
 def test_every_complaint_is_heard_as_that_of_its_wish() -> None:
     for wish in wishes():
-        for said in (*wish.says, *wish.rejects):
+        for said in wish.complaints:
             assert HEARD.hints(said.lower()) == wish.hints, said
 
 
@@ -166,11 +166,25 @@ def test_what_people_say_of_no_wish_names_none() -> None:
     assert [HEARD.hints(said.lower()) for said in (*THANKS, *NO_ANSWER)] == [()] * 6
 
 
-def test_held_out_words_are_neither_said_nor_heard_in_a_run() -> None:
-    held_out = {words for wish in wishes() for words in (*wish.says_held_out, *wish.rejects_held_out)}
-    said = {said_of(wish, PROSE, seed=seed) for wish in GOOD for seed in range(50)}
-    assert said & held_out == set()
-    assert {HEARD.hints(words.lower()) for words in held_out} == {()}
+@pytest.mark.parametrize("wish", GOOD)
+@pytest.mark.parametrize("hint_share", [0.0, 1.0])
+def test_words_held_out_are_said_where_they_may_be_and_never_while_settings_are_tuned(
+    wish: str, hint_share: float
+) -> None:
+    words = next(one for one in wishes() if one.id == wish)
+    usual, others = (words.says, words.says_held_out) if hint_share else (words.rejects, words.rejects_held_out)
+
+    tuned, reported = (
+        {said_of(wish, PROSE, hint_share=hint_share, seed=seed, held_out=held_out) for seed in range(50)}
+        for held_out in (False, True)
+    )
+
+    assert (tuned, reported) == ({*usual}, {*usual, *others})
+    assert others
+    assert not {*usual} & {*others}
+
+
+def test_no_judge_gives_a_hint_in_words_that_are_held_out() -> None:
     given = {hint for wish in wishes() for hint in wish.hints} | set(HEARD.inventions)
     assert given & {hint for wish in wishes() for hint in wish.hints_held_out} == set()
 
@@ -215,6 +229,7 @@ def test_each_person_asks_every_request_of_a_run_and_is_scored_on_others(split: 
     assert len({one.question for one in scored}) == len(scored) == 30
     assert {one.persona: (one.system, one.wish) for one in scored} == {p.name: (p.system, p.wish) for p in personas()}
     assert {one.persona: one.system for one in asked} == {p.name: p.system for p in personas()}
+    assert {one.held_out for one in asked} == {split is Split.REPORT}
 
 
 def test_the_ceiling_is_asked_with_each_hint_of_a_judge_and_once_more_with_those_held_out(tmp_path: Path) -> None:

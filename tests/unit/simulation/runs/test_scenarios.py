@@ -100,7 +100,7 @@ def test_after_a_flip_each_wants_what_the_one_before_them_wanted_in_what_is_aske
 
 
 def test_what_is_wanted_after_a_flip_is_what_base_policies_write_least() -> None:
-    for name in ("standard", "hard"):
+    for name in ("standard", "standard_2", "standard_3", "hard"):
         mix = RECIPES[name].mix
         assert isinstance(mix, Conflict)
         assert 1 - mix.own - mix.next_one < mix.next_one  # the share of the one before, and of the one after
@@ -118,8 +118,8 @@ def test_the_demos_scenario_is_one_student_scored_in_one_wording(tmp_path: Path)
 
 def test_a_base_that_was_built_before_is_the_same_policy_still() -> None:
     assert {name: recipe.digest() for name, recipe in RECIPES.items()} == {
-        "demo": "f20150d9b94ef786", "standard": "caca7f673e6ceb76", "hard": "fb62b8d260380d97",
-        "tools": "7d90856622f0f66f",
+        "demo": "f20150d9b94ef786", "standard": "caca7f673e6ceb76", "standard_2": "d6dd837e33c8cc39",
+        "standard_3": "b55625b631925e93", "hard": "fb62b8d260380d97", "tools": "7d90856622f0f66f",
     }  # fmt: skip
 
 
