@@ -3,7 +3,7 @@
 import hashlib
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -94,8 +94,14 @@ def _everyday(name: str, folder: Path, split: Split, num_scored: int) -> People:
     )
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"persona": one.name, "system": one.system, "wish": one.wish} for one in who]
-    asks = [row | {"request": request} for request in requests_of(Split.PEOPLE) for row in rows]
-    _write_rows(asked_path, [row | {"held_out": split is Split.REPORT} for row in asks])
+    _write_rows(
+        asked_path,
+        [
+            {**row, "request": request, "held_out": split is Split.REPORT}
+            for request in requests_of(Split.PEOPLE)
+            for row in rows
+        ],
+    )
     scored, others = [], []
     for number, (one, row) in enumerate(zip(who, rows, strict=True)):
         start, wish = number * len(held_out) // len(who), wish_of(one)
@@ -136,5 +142,5 @@ def _write(path: Path, chains: Iterable[Chain], hint: str) -> None:
     _write_rows(path, [asdict(task) for task in asked])
 
 
-def _write_rows(path: Path, rows: Iterable[dict[str, str]]) -> None:
+def _write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
