@@ -22,6 +22,7 @@ from clawstream.simulation.learn.grid import (
     LearnHintChoice,
     LearnMethod,
     LearnTeacher,
+    changed_settings,
     refuse_blocks,
     refuse_drawn_votes,
     refuse_flip,
@@ -170,6 +171,10 @@ def learn(
         Literal["shared", "keyed", "by_key"],
         typer.Option(help="keyed: people share an adapter, by API keys; by_key: they have one each (corrections)."),
     ] = "shared",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of [training], what no option says, as kl=0.1. Repeat it.", metavar="NAME=VALUE"),
+    ] = None,
     at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write a row per run here.", metavar="FILE")] = None,
@@ -227,6 +232,8 @@ def learn(
     methods = methods or ",".join(cast.methods[:3])
     wanted = _listed(methods, LearnMethod, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
+    changed = changed_settings(changes or (), wanted[0])
+    w_usual = 0.0 if ("recipe", "openclaw-rl") in changed else 1.0
     taught_by = _listed(teachers, LearnTeacher, "--teachers")
     chosen_by = _listed(hint_choices, LearnHintChoice, "--hint-choices")
     if {*wanted[0]} <= {*UNTAUGHT}:
@@ -289,11 +296,11 @@ def learn(
             scenario=scenario, base=policy_base, base_sha=base_sha, problems_sha=who.sha,
             method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate,
             epochs=epochs or (CORRECTION_EPOCHS if cast.one_by_one else EPOCHS),
-            answers_per_hint=answers_per_hint, w_topk=1.0 if w_topk is None else w_topk,
+            answers_per_hint=answers_per_hint, w_topk=w_usual if w_topk is None else w_topk,
             lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
             votes_together=votes_together, wordy_hints=wordy_hints, adapters=adapters,
-            split=split if cast.everyday else None, roles=None if roles == BY_CODE else roles,
+            split=split if cast.everyday else None, roles=None if roles == BY_CODE else roles, changed=changed,
         )  # fmt: skip
         cells = grid(
             like, methods=wanted[0], seeds=wanted[1], controls=without, teachers=taught_by, hint_choices=chosen_by,

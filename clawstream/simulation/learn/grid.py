@@ -7,6 +7,7 @@ again.
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
@@ -14,7 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from clawstream.config import Settings
+from pydantic import ValidationError
+
+from clawstream.config import Settings, TrainingSettings
 from clawstream.config.training import usual_teacher
 from clawstream.errors import ConfigError
 from clawstream.simulation.opinions import Control
@@ -26,6 +29,17 @@ USUAL_CHOICE = "longest"
 AGAIN_WITHIN = 24  # updates after a flip, within which the new wishes are to be learned
 TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
 LONG_UPDATES = 32
+Changed = tuple[str, str | float | bool]  # a setting's name and its value
+OF_OPTIONS = (*TRAINING, "method", "hint_choice")  # of [training], what options of their own say
+OF_RUNS = (
+    "batch_samples",
+    "cadence",
+    "late",
+    "max_updates",
+    "keep_checkpoints",
+    "save_dir",
+    "seed",
+)  # each run has its
 UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
 
 
@@ -81,6 +95,7 @@ class Cell:
     wordy_hints: float = 0.0  # the share of the judge's hints that say more than what is wanted
     split: str | None = None  # of everyday requests, the one that is scored; None: people ask sums
     roles: Roles | None = None  # language models that play somebody; None: code plays all
+    changed: tuple[Changed, ...] = ()  # further settings of [training]
 
     @property
     def name(self) -> str:
@@ -98,11 +113,12 @@ class Cell:
 
     @property
     def arm(self) -> str:
-        """The unit compared over seeds: the method, and what is not usual of teacher, choice of hints and adapters."""
+        """The unit compared over seeds: the method, and what is not usual of teacher, hints, adapters and settings."""
         teacher = "" if self.teacher == USUAL_TEACHER else f", {self.teacher} teacher"
         choice = "" if self.hint_choice == USUAL_CHOICE else f", hints by {self.hint_choice}"
         adapters = {"shared": "", "keyed": ", API keys", "by_key": ", an adapter a person"}[self.adapters]
-        return f"{self.method}{teacher}{choice}{adapters}"
+        changed = "".join(f", {name} {value}" for name, value in self.changed)
+        return f"{self.method}{teacher}{choice}{adapters}{changed}"
 
     @property
     def by_key(self) -> bool:
@@ -135,7 +151,9 @@ class Cell:
         names = [name for name in TRAINING if name != "teacher" or self.taught_by == self.teacher]
         cadence = {"cadence": "correction"} if CASTS[self.scenario].one_by_one else {}
         choice = {} if self.hint_choice == USUAL_CHOICE else {"hint_choice": self.hint_choice}
-        return {name: value for name in names if (value := getattr(self, name)) is not None} | cadence | choice
+        return {name: value for name in names if (value := getattr(self, name)) is not None} | {
+            **cadence, **choice, **dict(self.changed)
+        }  # fmt: skip
 
     @property
     def taught_by(self) -> str | None:
@@ -180,6 +198,31 @@ def grid(
         for choice in ((USUAL_CHOICE,) if method in UNTAUGHT else dict.fromkeys(hint_choices))
         if control is None or method in CASTS[like.scenario].controls[control]
     )
+
+
+def changed_settings(said: Sequence[str], methods: Sequence[str]) -> tuple[Changed, ...]:
+    """Return the settings of [training] that `--set` names, each as NAME=VALUE; raises ConfigError."""
+    found = {}
+    for one in said:
+        name, _, value = one.partition("=")
+        if name in (*OF_OPTIONS, *OF_RUNS) or name not in TrainingSettings.model_fields or not value:
+            raise ConfigError(
+                f"--set {one}: expected NAME=VALUE, with a setting of [training] that neither an option of learn says "
+                f"({', '.join(OF_OPTIONS)}) nor each run ({', '.join(OF_RUNS)}). Nothing was run. Name such a setting"
+            )
+        try:
+            found[name] = tomllib.loads(f"it = {value}")["it"]
+        except tomllib.TOMLDecodeError:
+            found[name] = value
+    for method in methods if found else ():
+        try:
+            TrainingSettings(**{"method": "stepwise" if method == "outcome" else method} | found)
+        except ValidationError as error:
+            raise ConfigError(
+                f"--set {' --set '.join(said)}: {error.errors()[0]['msg'].removeprefix('Value error, ')} (with "
+                f"--methods {method}). Nothing was run"
+            ) from error
+    return tuple(found.items())
 
 
 def usual_score_at(scenario: str, updates: int) -> list[int]:

@@ -131,6 +131,7 @@ class ReportRow:
         cell, outcome, reference = self.cell, self.outcome, self.reference
         head: dict[str, Any] = {name: getattr(cell, name) for name in _OF_CELL}
         head |= {"ceiling": reference.ceiling.score, "baseline": reference.baseline.score}
+        head["changed"] = dict(cell.changed)
         held_out = reference.ceiling_held_out
         head |= {"ceiling_held_out": None if held_out is None else held_out.score}
         head |= {"ceiling_by_persona": reference.ceiling.by_persona}

@@ -54,7 +54,7 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
         (["--base", "own"], "engine.model_path is not set"),
         (
             ["--scenario", "all", "--base", "tools"],
-            "--base tools: expected standard, hard, demo, own with --scenario all",
+            "--base tools: expected standard, standard_2, standard_3, hard, demo, own with --scenario all",
         ),
         (["--methods", "stepwise"], "--methods stepwise: expected binary, opd, combined, topk with --scenario all"),
         (
@@ -64,7 +64,7 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
         (["--scenario", "tools", "--methods", "outcome", "--controls", "shuffled"], "expected one of stepwise"),
         (
             ["--base", "smollm2"],
-            "--base smollm2: expected standard, hard, demo, own with --scenario all. Nothing was run",
+            "--base smollm2: expected standard, standard_2, standard_3, hard, demo, own with --scenario all",
         ),
         (
             ["--scenario", "everyday", "--base", "standard"],
@@ -77,6 +77,15 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
         (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
         (["--scenario", "tools", "--votes-together", "0.5"], "--votes-together: no effect with --scenario tools"),
         (["--scenario", "tools", "--wordy-hints", "0.5"], "--wordy-hints: no effect with --scenario tools"),
+        (["--set", "kl"], "--set kl: expected NAME=VALUE, with a setting of [training] that neither"),
+        (["--set", "klee=1"], "--set klee=1: expected NAME=VALUE"),
+        (["--set", "epochs=2"], "--set epochs=2: expected NAME=VALUE"),
+        (["--set", "max_updates=2"], "--set max_updates=2: expected NAME=VALUE"),
+        (["--set", "kl=-1"], "--set kl=-1: Input should be greater than or equal to 0 (with --methods binary)"),
+        (
+            ["--set", "kl=0.1", "--set", "w_opd=2"],
+            "--set kl=0.1 --set w_opd=2: w_opd: no effect: method = 'binary' learns from rewards alone. Leave them out",
+        ),
         (["--methods", "binary", "--hint-choices", "fall"], "--hint-choices fall: hints teach nothing with --methods"),
         (["--hint-choices", "shortest"], "--hint-choices shortest: 'shortest' is not a valid"),
         (

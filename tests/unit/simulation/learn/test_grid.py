@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clawstream.simulation.learn.grid import Cell, grid, usual_score_at
+from clawstream.simulation.learn.grid import Cell, changed_settings, grid, usual_score_at
 from clawstream.simulation.learn.outcome import read_as
 from clawstream.simulation.opinions import Control
 from clawstream.simulation.roles import Roles
@@ -22,7 +22,7 @@ OTHER: dict[str, Any] = {
     "control": None, "updates": 17, "learning_rate": 1e-4, "epochs": 2, "answers_per_hint": 4, "w_topk": 0.5,
     "lora_rank": 8, "hurry": True, "score_at": (0, 16), "teacher": "reference", "flip_after": 8,
     "votes_together": 0.5, "adapters": "by_key", "hint_choice": "fall", "wordy_hints": 0.5,
-    "split": "development", "roles": Roles(scorer="m@http://x/v1"),
+    "split": "development", "roles": Roles(scorer="m@http://x/v1"), "changed": (("kl", 0.1),),
 }  # fmt: skip
 
 
@@ -165,3 +165,12 @@ def test_without_a_wish_blocks_are_scored_half_way_too() -> None:
 def test_a_cell_comes_back_from_json_as_it_was() -> None:
     for cell in (CELL, replace(CELL, control=None)):
         assert read_as(Cell, json.dumps(asdict(cell))) == cell
+
+
+def test_settings_that_are_changed_are_those_of_the_run_and_of_the_arms_name() -> None:
+    changed = changed_settings(["kl=0.1", "trainer=torch", "gate=false"], ["combined"])
+    cell = replace(CELL, method="combined", changed=changed)
+
+    assert changed == (("kl", 0.1), ("trainer", "torch"), ("gate", False))
+    assert cell.training == replace(cell, changed=()).training | {"kl": 0.1, "trainer": "torch", "gate": False}
+    assert cell.arm == "combined, kl 0.1, trainer torch, gate False"
