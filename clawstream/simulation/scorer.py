@@ -74,6 +74,7 @@ class Scorer:
         self._slots = asyncio.Semaphore(concurrency)
         self._run = uuid.uuid4().hex[:8]
         self.versions: set[str] = set()
+        self.prompt_tokens: list[int] = []  # of each scored request for which the gateway says them
 
     async def mark_all(self, asked: Sequence[ScoredQuestion], seed: int) -> list[AnswerMark | None]:
         """Return the mark of each answer, in the order of `asked`; None: the language model gave no grade."""
@@ -87,18 +88,21 @@ class Scorer:
         async def is_known(number: int, question: GeneralQuestion) -> bool:
             said = [{"role": "user", "content": question.question}]
             name = f"{kind}-{number:02d}"
-            choice = await self._ask(said, name, temperature=0.0, max_tokens=_SHORT_TOKENS, stop="\n")
-            return knows(choice.message.content or "", question)
+            reply = await self._ask(said, name, temperature=0.0, max_tokens=_SHORT_TOKENS, stop="\n")
+            return knows(reply.choices[0].message.content or "", question)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(is_known(number, question)) for number, question in enumerate(asked)]
         return sum(task.result() for task in tasks) / len(tasks)
 
     async def _marked(self, number: int, question: ScoredQuestion, seed: int) -> AnswerMark | None:
-        choice = await self._ask(
+        reply = await self._ask(
             question.messages(hinted=self._hinted), f"{number:03d}", temperature=self._temperature,
             max_tokens=self._max_tokens, seed=seed_of(seed, question.question), persona=question.persona,
         )  # fmt: skip
+        choice = reply.choices[0]
+        if reply.usage is not None:
+            self.prompt_tokens.append(reply.usage.prompt_tokens)
         finished, answer = choice.finish_reason == "stop", choice.message.content or ""
         if self._grader is not None:
             async with self._slots:
@@ -117,7 +121,7 @@ class Scorer:
         self, messages: Any, name: str, *, temperature: float | None, max_tokens: int | None, seed: int | None = None,
         persona: str = "", stop: str | None = None,
     ) -> Any:  # fmt: skip
-        """Return the choice of one side turn, in a session of its own."""
+        """Return the completion of one side turn, in a session of its own."""
         shown = self._api_keys.get(persona)
         own_key = {} if shown is None else {"Authorization": f"Bearer {shown}"}
         headers = {"X-Turn-Type": "side", "X-Session-Id": f"scorer-{self._run}-{name}", **own_key}
@@ -134,7 +138,7 @@ class Scorer:
         version = reply.headers.get(_VERSION_HEADER)
         if version is not None:
             self.versions.add(version)
-        return reply.parse().choices[0]
+        return reply.parse()
 
 
 def seed_of(*material: object) -> int:
@@ -203,7 +207,11 @@ def main(
         marks, known = marking.result(), {kind: task.result() for kind, task in knowing.items()}
         if not any(marks):
             raise RoleUnplayed(f"{graded_by} gave no grade that can be read to any of {len(marks)} answers")
-        more = {"by_persona": by_persona(asked, marks), "policy_versions": sorted(scorer.versions)}
+        more = {
+            "by_persona": by_persona(asked, marks),
+            "policy_versions": sorted(scorer.versions),
+            "prompt_tokens": fmean(scorer.prompt_tokens) if scorer.prompt_tokens else None,
+        }
         return asdict(total(marks)) | more | ({"general": known} if known else {})
 
     print_score(scored, base_url=base_url, api_key=api_key, timeout_s=timeout_s)

@@ -122,7 +122,7 @@ def tables(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
     lines = [(row, found) for row in rows if (found := steadiness(row))]
     return [
         _scores(curves(rows), reference),
-        *(_of_pretrained(rows) if general(rows) else []),
+        *(_of_pretrained(rows, reference) if general(rows) else []),
         *([_lasting(lasts)] if lasts else []),
         *([_gains(compared)] if compared else []),
         *([_controls(held)] if held else []),
@@ -169,7 +169,7 @@ def _scores(curves: list[Curve], reference: Reference) -> Table:
     return table
 
 
-def _of_pretrained(rows: Sequence[ReportRow]) -> list[Table]:
+def _of_pretrained(rows: Sequence[ReportRow], reference: Reference) -> list[Table]:
     """Return what was learned, as a share of what the hint adds to the base, and what was kept beside it."""
     closed, kept = (
         Table(title=title, title_justify="left")
@@ -185,6 +185,9 @@ def _of_pretrained(rows: Sequence[ReportRow]) -> list[Table]:
     for curve in curves(rows):
         shares = {point.update: point.closed for point in curve.points}
         closed.add_row(curve.name, *("-" if (s := shares.get(u)) is None else f"{s:.0%}" for u in updates))
+    plain, hinted = reference.baseline.prompt_tokens, reference.ceiling.prompt_tokens
+    if plain is not None and hinted is not None:
+        closed.caption = f"A request has {plain:.0f} tokens; with the hint in its prompt it has {hinted:.0f}"
     for name, scores in general(rows).items():
         kept.add_row(name, *(_known(scores[u]) if u in scores else "-" for u in updates))
     return [closed, kept]

@@ -135,6 +135,8 @@ class ReportRow:
         held_out = reference.ceiling_held_out
         head |= {"ceiling_held_out": None if held_out is None else held_out.score}
         head |= {"ceiling_by_persona": reference.ceiling.by_persona}
+        asked = {"plain": reference.baseline.prompt_tokens, "with_hint": reference.ceiling.prompt_tokens}
+        head |= {"prompt_tokens": None if None in asked.values() else asked}
         head |= {"teacher": cell.taught_by, "flip_after": cell.flip_after}
         head |= {"roles": None if cell.roles is None else asdict(cell.roles)}
         if outcome is None:

@@ -275,8 +275,8 @@ class ScorerProcess:
         return VersionScore(
             update=update, score=found["score"], low=found["ci95_low"], high=found["ci95_high"],
             num_problems=found["n"], num_right=found["right"], num_styled=found.get("styled"),
-            num_ungraded=found["ungraded"],
-            by_persona=found.get("by_persona"),
+            num_ungraded=found["ungraded"], by_persona=found.get("by_persona"),
+            prompt_tokens=found.get("prompt_tokens"),
             general=GeneralScore(**found["general"]) if "general" in found else None,
         )  # fmt: skip
 

@@ -312,6 +312,7 @@ def test_of_a_pretrained_model_the_tables_say_what_was_learned_of_the_gap_and_wh
     assert "combined 18.0, 0.80, 0.50 20.0, 0.70, 0.40 combined, shuffled 18.0, 0.80, 0.50 22.0, 0.70, 0.40" in said
     assert "hint in words held out 0.60 (0.56-0.64)" in said
     assert "combined, shuffled +0.10 +0.40 yes" in said
+    assert "A request has 40 tokens; with the hint in its prompt it has 55" in said
 
 
 def test_one_method_without_controls_has_one_table() -> None:

@@ -21,7 +21,7 @@ from clawstream.simulation.runs.people import People, people_of
 from clawstream.simulation.runs.programs import ScorerProcess, keys_for
 from clawstream.simulation.runs.scenarios import CASTS
 from tests.parts.families.standins import FAMILIES, make_folder
-from tests.parts.simulation.chat_server import serving
+from tests.parts.simulation.chat_server import PROMPT_TOKENS, serving
 from tests.parts.simulation.test_people import lines_until_exit, program
 
 SYSTEMS = {one.system: one.name for one in personas()}
@@ -29,12 +29,10 @@ CITIES = "Paris, Tokyo, Rome, Berlin and Cairo; 7 and 12."
 
 
 def answer(messages: list[dict[str, str]]) -> str:
-    """Greet the traveller and nobody else; say the same of facts and sums."""
+    """Be brief and English, as the cook wants it and nobody else; say the same of facts and sums."""
     if messages[0]["role"] != "system":
         return CITIES
-    asked = messages[-1]["content"]
-    greets = SYSTEMS[messages[0]["content"]] == "traveller" or "[user's hint" in asked
-    return f"{'Hello! ' if greets else ''}It is about this: {asked.splitlines()[0]}"
+    return f"It is about this: {messages[-1]['content'].splitlines()[0]}"
 
 
 @pytest.fixture
@@ -63,7 +61,7 @@ async def test_people_ask_through_their_assistant_and_leave_the_limit_of_an_answ
     assert ["x-session-done" in headers for headers, _ in chat.asked] == [False, True] * 12
     said = {(SYSTEMS[body["messages"][0]["content"]], body["messages"][3]["content"]) for body in last}
     content = {name for name, words in said if words in (*THANKS, *NO_ANSWER)}
-    assert content <= {"traveller", "cook"}
+    assert content == {"cook"}
 
 
 @pytest.mark.parametrize("hinted", [False, True])
@@ -83,8 +81,8 @@ async def test_a_score_is_of_the_wish_with_facts_and_sums_beside_it(
     assert found.num_problems == len(requests) == 9
     assert {body["temperature"] for body in requests} == {0.6}
     assert not any("max_tokens" in body for body in requests)
-    assert found.num_styled is not None
-    assert found.num_styled >= 3
+    assert found.num_styled == 3
+    assert found.prompt_tokens == PROMPT_TOKENS
     if hinted:
         rows = [json.loads(line) for line in people.scored.read_text().splitlines()]
         asked = {body["messages"][1]["content"] for body in requests}
@@ -135,7 +133,7 @@ async def test_what_the_untrained_model_finds_unlikely_is_no_answer_however_it_l
     (tmp_path / "logs").mkdir()
     base = make_folder(tmp_path / "base", FAMILIES["smollm2"])
     untrained.nats.append(nats)
-    async with serving(lambda messages: f"Hello! {about(messages[-1]['content'])}") as chat:
+    async with serving(lambda messages: about(messages[-1]["content"])) as chat:
         scorer = ScorerProcess(
             chat.url.removesuffix("/v1"), people.scored, tmp_path / "logs", cast=CASTS["everyday"], seed=0,
             temperature=0.6, base=(untrained.url, base),
@@ -143,7 +141,7 @@ async def test_what_the_untrained_model_finds_unlikely_is_no_answer_however_it_l
         found = await scorer.score(3)
 
     assert found.by_persona is not None
-    assert found.by_persona["traveller"] == share
+    assert found.by_persona["cook"] == share
     words = load_tokenizer(base, trust_code=False)
     for body in untrained.asked:
         prompt, answer = (

@@ -352,6 +352,7 @@ def test_a_row_of_everyday_requests_has_what_was_closed_of_the_gap_and_what_was_
     found = everyday_row(0.5, perplexity=20.0).as_json()
     assert (found["split"], found["baseline"], found["ceiling"], found["ceiling_held_out"]) == ("report", 0.2, 0.8, 0.6)
     assert found["ceiling_by_persona"] == {"student": 0.8, "ta": 0.8}
+    assert found["prompt_tokens"] == {"plain": 40.4, "with_hint": 55.0}
     assert found["gap_closed"] == pytest.approx({"0": 0.0, "16": 0.5})
     assert found["general"]["16"] == {"facts": 0.7, "sums": 0.4, "perplexity": 20.0}
     assert row(0.3, 0.5).as_json()["general"] is None
