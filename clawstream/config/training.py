@@ -120,7 +120,9 @@ class TrainingSettings(Section):
     loss: Literal["ppo", "importance_sampling", "cispo"] = Field(
         "ppo", description="how advantages act: clipped, unclipped, or with the ratio alone clipped"
     )
-    w_binary: float = Field(1.0, gt=0, description="weight of the reward in an advantage; to drop it: method = 'opd'")
+    w_binary: float = Field(
+        1.0, ge=0, description="weight of the reward in an advantage; at 0 combined learns from hints alone"
+    )
     w_opd: float = Field(1.0, gt=0, description="weight of the hint in an advantage; to drop it: method = 'binary'")
     w_topk: float | None = Field(
         None,
@@ -190,6 +192,10 @@ class TrainingSettings(Section):
         if idle := [name for name in names if getattr(self, name) not in (fields[name].default, 0)]:
             raise ValueError(
                 f"{', '.join(idle)}: no effect: method = {self.method!r} {why}. Leave them out, or take another method"
+            )
+        if self.w_binary == 0 and self.method in ("binary", "stepwise"):
+            raise ValueError(
+                f"w_binary = 0: method = {self.method!r} learns from rewards, and nothing is left. Take another method"
             )
         if self.by_engine and (self.divergence_weight or self.rehearsal_share or self.corrects):
             raise ValueError(

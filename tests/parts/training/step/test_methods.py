@@ -187,7 +187,7 @@ def test_the_teacher_s_whole_distribution_counts_as_much_as_gaps_unless_it_is_sa
     ("changes", "said"),
     [
         ({"w_opd": 0.0}, "greater than 0"),
-        ({"w_binary": 0.0}, "greater than 0"),
+        ({"method": "binary", "w_binary": 0.0}, "w_binary = 0: method = .binary. learns from rewards"),
         (
             {"method": "binary", "teacher": "reference", "w_opd": 3.0},
             "w_opd, teacher: no effect: method = 'binary' learns from rewards alone",
