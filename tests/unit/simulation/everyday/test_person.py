@@ -109,7 +109,7 @@ def test_each_person_s_wish_is_one_that_people_can_see_the_judge_can_name_and_th
     assert {one.wish for one in personas()} <= {*KNOWN} & {wish.id for wish in HEARD.known} & scorer.WISH_IDS
     assert len({one.system for one in personas()}) == len({one.name for one in personas()}) == 3
     assert not any(
-        word in one.system.lower() for one in personas() for word in ("french", "spanish", "word", "short", "brief")
+        word in one.system.lower() for one in personas() for word in ("sentence", "word", "short", "brief", "question")
     )
 
 
