@@ -173,7 +173,12 @@ def learn(
     ] = "shared",
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Of [training], what no option says, as kl=0.1. Repeat it.", metavar="NAME=VALUE"),
+        typer.Option(
+            "--set",
+            help="A setting of the section training that no other option says, as kl=0.1, for all runs. May be given "
+            "several times.",
+            metavar="NAME=VALUE",
+        ),
     ] = None,
     at_once: Annotated[int, typer.Option(help="Runs at the same time.", min=1)] = 1,
     folder: Annotated[Path | None, typer.Option(help="Where runs are kept; by default in the data folder.")] = None,
@@ -233,7 +238,6 @@ def learn(
     wanted = _listed(methods, LearnMethod, "--methods"), _listed(seeds, int, "--seeds")
     without = _listed(controls, Control, "--controls") if controls else []
     changed = changed_settings(changes or (), wanted[0])
-    w_usual = 0.0 if ("recipe", "openclaw-rl") in changed else 1.0
     taught_by = _listed(teachers, LearnTeacher, "--teachers")
     chosen_by = _listed(hint_choices, LearnHintChoice, "--hint-choices")
     if {*wanted[0]} <= {*UNTAUGHT}:
@@ -296,7 +300,7 @@ def learn(
             scenario=scenario, base=policy_base, base_sha=base_sha, problems_sha=who.sha,
             method=wanted[0][0], seed=wanted[1][0], control=None, updates=updates, learning_rate=rate,
             epochs=epochs or (CORRECTION_EPOCHS if cast.one_by_one else EPOCHS),
-            answers_per_hint=answers_per_hint, w_topk=w_usual if w_topk is None else w_topk,
+            answers_per_hint=answers_per_hint, w_topk=1.0 if w_topk is None else w_topk,
             lora_rank=lora_rank or None, hurry=hurry,
             score_at=tuple(at), flip_after=flip_after,
             votes_together=votes_together, wordy_hints=wordy_hints, adapters=adapters,

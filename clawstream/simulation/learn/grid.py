@@ -8,7 +8,7 @@ again.
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from itertools import pairwise
@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from clawstream.config import Settings, TrainingSettings
-from clawstream.config.training import usual_teacher
+from clawstream.config.training import IDLE, RECIPE, usual_teacher
 from clawstream.errors import ConfigError
 from clawstream.simulation.opinions import Control
 from clawstream.simulation.roles import Roles
@@ -30,16 +30,10 @@ AGAIN_WITHIN = 24  # updates after a flip, within which the new wishes are to be
 TRAINING = ("learning_rate", "epochs", "answers_per_hint", "w_topk", "lora_rank", "teacher")  # as settings name them
 LONG_UPDATES = 32
 Changed = tuple[str, str | float | bool]  # a setting's name and its value
-OF_OPTIONS = (*TRAINING, "method", "hint_choice")  # of [training], what options of their own say
-OF_RUNS = (
-    "batch_samples",
-    "cadence",
-    "late",
-    "max_updates",
-    "keep_checkpoints",
-    "save_dir",
-    "seed",
-)  # each run has its
+# Settings of [training] that options of their own say; and those that a run needs to be as they are.
+OF_OPTIONS = (*TRAINING, "method", "hint_choice")
+OF_RUNS = ("batch_samples", "max_wait_s", "cadence", "late", "max_updates", "keep_checkpoints", "save_dir", "seed")
+AS_PUBLISHED = ("recipe", "openclaw-rl")  # a changed setting: the original's losses
 UNTAUGHT = ("binary", "stepwise", "outcome")  # methods that no hint teaches: one run for all teachers
 
 
@@ -162,6 +156,8 @@ class Cell:
             return None
         if self.teacher != USUAL_TEACHER:
             return self.teacher
+        if AS_PUBLISHED in self.changed:
+            return str(RECIPE["teacher"])
         return usual_teacher(self.method, diverges=self.w_topk > 0)
 
 
@@ -172,7 +168,8 @@ def grid(
     """Return a cell like `like` for each combination, seed by seed: a grid that is cut short has all methods with the
     same seeds. Each cell is scored at the last update too, around its flip, and at the end of each block.
 
-    Where hints are chosen by overlap, `w_topk` is 0 unless the user named it (`w_topk_is_said`).
+    Where hints are chosen by overlap, and by the original's recipe, `w_topk` is 0 unless the user named it
+    (`w_topk_is_said`).
     """
     after, updates = like.flip_after, like.updates
     flip = () if after is None else (after, min(after + AGAIN_WITHIN, updates))
@@ -187,7 +184,9 @@ def grid(
             teacher=teacher,
             # Where hints do not count, no prompt is answered again.
             answers_per_hint=1 if method in UNTAUGHT else like.answers_per_hint,
-            w_topk=like.w_topk if method == "combined" and (w_topk_is_said or choice != "overlap") else 0.0,
+            w_topk=like.w_topk
+            if method == "combined" and (w_topk_is_said or not (choice == "overlap" or AS_PUBLISHED in like.changed))
+            else 0.0,
             hint_choice=choice,
             score_at=tuple(sorted({0, *like.score_at, *flip, *ends, *late, updates})),
         )
@@ -201,28 +200,48 @@ def grid(
 
 
 def changed_settings(said: Sequence[str], methods: Sequence[str]) -> tuple[Changed, ...]:
-    """Return the settings of [training] that `--set` names, each as NAME=VALUE; raises ConfigError."""
-    found = {}
+    """Return the settings of [training] that `--set` names, each as NAME=VALUE, in one order; raises ConfigError."""
+    found: dict[str, Any] = {}
     for one in said:
-        name, _, value = one.partition("=")
-        if name in (*OF_OPTIONS, *OF_RUNS) or name not in TrainingSettings.model_fields or not value:
-            raise ConfigError(
-                f"--set {one}: expected NAME=VALUE, with a setting of [training] that neither an option of learn says "
-                f"({', '.join(OF_OPTIONS)}) nor each run ({', '.join(OF_RUNS)}). Nothing was run. Name such a setting"
-            )
+        name, _, value = (part.strip() for part in one.partition("="))
+        if why := _not_to_change(name, value, found):
+            raise ConfigError(f"--set {one}: {why}. Nothing was run")
         try:
             found[name] = tomllib.loads(f"it = {value}")["it"]
         except tomllib.TOMLDecodeError:
             found[name] = value
     for method in methods if found else ():
-        try:
-            TrainingSettings(**{"method": "stepwise" if method == "outcome" else method} | found)
-        except ValidationError as error:
-            raise ConfigError(
-                f"--set {' --set '.join(said)}: {error.errors()[0]['msg'].removeprefix('Value error, ')} (with "
-                f"--methods {method}). Nothing was run"
-            ) from error
-    return tuple(found.items())
+        found = _as_read("stepwise" if method == "outcome" else method, found)
+    return tuple(sorted(found.items()))
+
+
+def _not_to_change(name: str, value: str, found: Collection[str]) -> str | None:
+    """Return why `--set` can't change the setting; None: it can."""
+    if not value:
+        return "expected NAME=VALUE"
+    if name not in TrainingSettings.model_fields:
+        return f"[training] has no setting {name}; `clawstream config` prints all"
+    if name in OF_OPTIONS:
+        return f"an option of learn says it: {', '.join(OF_OPTIONS)} have one each"
+    if name in OF_RUNS:
+        return f"runs need {', '.join(OF_RUNS)} as they are"
+    return "it is said twice" if name in found else None
+
+
+def _as_read(method: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings as they are read; raises ConfigError where one is invalid or idle."""
+    idle, why = IDLE.get(method, ((), ""))
+    if without := sorted(found.keys() & {*idle}):
+        raise ConfigError(
+            f"--set {', '.join(without)}: no effect with --methods {method}, which {why}. Nothing was run"
+        )
+    try:
+        settings = TrainingSettings(**{"method": method, **found})
+    except ValidationError as error:
+        first = error.errors()[0]
+        said = "".join(f"{name}: " for name in first["loc"]) + first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"--set {said} (with --methods {method}). Nothing was run") from error
+    return {name: getattr(settings, name) for name in found}
 
 
 def usual_score_at(scenario: str, updates: int) -> list[int]:

@@ -325,7 +325,11 @@ def blocks_of(scenario: str, updates: int) -> tuple[Block, ...]:
 def blended(run: Settings, own: Settings) -> Settings:
     """Return the settings of a run; where it sets nothing, the user's `own` settings hold. Nothing is validated."""
     idle, _ = IDLE.get(run.training.method, ((), ""))  # settings that this method ignores, though others need them
-    training = own.training.model_copy(update={name: TrainingSettings.model_fields[name].default for name in idle})
+    names = (
+        *idle,
+        *(("w_binary",) if run.training.method in ("binary", "stepwise") and not own.training.w_binary else ()),
+    )
+    training = own.training.model_copy(update={name: TrainingSettings.model_fields[name].default for name in names})
     return run.model_copy(
         update={
             "policy": _over(own.policy, run.policy, run.policy.model_fields_set - {"renderer", "enable_thinking"}),

@@ -100,7 +100,7 @@ WHY: Mapping[DropReason, str] = MappingProxyType(
         DropReason.STALE: "they are more than training.max_versions_behind versions old",
         DropReason.OVERTAKEN: "they rehearse hints, and were answered more than one version ago",
         DropReason.RETIRED: "they rehearse hints that are held no more (`clawstream hints list`)",
-        DropReason.NO_SIGNAL: "they have nothing that training.method learns from",
+        DropReason.NO_SIGNAL: "they have nothing that training.method learns from, or w_binary is 0",
         DropReason.OTHER_POLICY: "another policy than policy.id gave the answers",
         DropReason.UNGROUPED: "they are of no group, and training.method = 'stepwise' learns from groups alone",
         DropReason.LEFT_OUT: "their groups were settled without them",

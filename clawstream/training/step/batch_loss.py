@@ -73,6 +73,7 @@ class Scored:
     old: list[Tensor] | None  # [T] each; None: only one step, so the weights being trained are the old ones
     reference: list[Tensor] | None  # [T] each; None only without a leash
     advantages: Sequence[float] | None = None  # one per sample; None: they follow from the rewards
+    rewards_count: bool = True  # False: w_binary is 0, and no reward says anything
     tool_baseline: float = 0.0  # the usual reward of an answer that calls tools
     judges: JudgeAccuracy = field(default_factory=JudgeAccuracy)
 
@@ -81,7 +82,7 @@ class Scored:
         if self.advantages is not None:
             return self.advantages[index]
         sample = self.samples[index]
-        if sample.learned_reward is None:
+        if sample.learned_reward is None or not self.rewards_count:
             return None
         # What is usual is subtracted before weighing: a doubted judge's praise may teach little, but not the opposite.
         unusual = sample.learned_reward - (self.tool_baseline if sample.calls_tools else 0.0)
@@ -187,6 +188,7 @@ class BatchLoss:
             old=model.score(plain, weights=None, budget_tokens=budget) if moves else None,
             reference=answers if self.objective.kl > 0 else None,
             advantages=advantages,
+            rewards_count=self._signals.w_binary > 0,
             tool_baseline=tool_baseline,
             judges=judges or JudgeAccuracy(),
         )
@@ -268,8 +270,7 @@ class BatchLoss:
         if self._top_tokens is None and not self._by_support:
             scores = self._model.token_scores(suffixes)
             return scores, scores.among_BTK, None
-        lengths = [len(suffix.response_ids) for suffix in suffixes]
-        tops = [scored.tops.get(i) or self._no_top(length) for i, length in zip(group, lengths, strict=True)]
+        tops = [scored.tops.get(i) or self._no_top(len(s.response_ids)) for i, s in zip(group, suffixes, strict=True)]
         supports = [self._support(scored, i) for i in group]
         asked = [torch.cat([top.ids_TK, support.ids_TS], 1) for top, support in zip(tops, supports, strict=True)]
         scores = self._model.token_scores(suffixes, asked)
@@ -317,8 +318,7 @@ class BatchLoss:
     def _support(self, scored: Scored, index: int) -> Support:
         if (found := scored.supports.get(index)) is not None:
             return found
-        num_tokens = len(scored.plain[index].response_ids)
-        ids_TS, nothing_TS = self._nothing(num_tokens, SUPPORT_TOKENS if self._by_support else 0)
+        ids_TS, nothing_TS = self._nothing(len(scored.plain[index].response_ids), SUPPORT_TOKENS * self._by_support)
         return Support(ids_TS, nothing_TS, nothing_TS)
 
     def _nothing(self, num_tokens: int, num_asked: int) -> tuple[Tensor, Tensor]:

@@ -77,15 +77,21 @@ from tests.unit.simulation.learn.outcomes import FLIPPED, REFERENCE, block_row, 
         (["--scenario", "tools", "--hurry"], "--hurry: no effect with --scenario tools"),
         (["--scenario", "tools", "--votes-together", "0.5"], "--votes-together: no effect with --scenario tools"),
         (["--scenario", "tools", "--wordy-hints", "0.5"], "--wordy-hints: no effect with --scenario tools"),
-        (["--set", "kl"], "--set kl: expected NAME=VALUE, with a setting of [training] that neither"),
-        (["--set", "klee=1"], "--set klee=1: expected NAME=VALUE"),
-        (["--set", "epochs=2"], "--set epochs=2: expected NAME=VALUE"),
-        (["--set", "max_updates=2"], "--set max_updates=2: expected NAME=VALUE"),
-        (["--set", "kl=-1"], "--set kl=-1: Input should be greater than or equal to 0 (with --methods binary)"),
+        (["--set", "kl"], "--set kl: expected NAME=VALUE. Nothing was run"),
+        (["--set", "klee=1"], "--set klee=1: [training] has no setting klee"),
+        (["--set", "epochs=2"], "--set epochs=2: an option of learn says it"),
+        (["--set", "max_updates=2"], "--set max_updates=2: runs need batch_samples, max_wait_s"),
+        (["--set", "kl=1", "--set", "kl = 2"], "--set kl = 2: it is said twice"),
+        (["--set", "kl=-1"], "--set kl: Input should be greater than or equal to 0 (with --methods binary)"),
         (
             ["--set", "kl=0.1", "--set", "w_opd=2"],
-            "--set kl=0.1 --set w_opd=2: w_opd: no effect: method = 'binary' learns from rewards alone. Leave them out",
+            "--set w_opd: no effect with --methods binary, which learns from rewards alone. Nothing was run",
         ),
+        (
+            ["--methods", "combined,opd", "--set", "w_binary=0"],
+            "--set w_binary: no effect with --methods opd, which learns from hints alone",
+        ),
+        (["--methods", "binary", "--set", "w_binary=0"], "--set w_binary = 0: method = 'binary' learns from rewards"),
         (["--methods", "binary", "--hint-choices", "fall"], "--hint-choices fall: hints teach nothing with --methods"),
         (["--hint-choices", "shortest"], "--hint-choices shortest: 'shortest' is not a valid"),
         (
@@ -331,3 +337,8 @@ def test_how_many_answers_a_language_model_gave_no_grade_is_said(
     _say_where([graded], tmp_path / "curves.png", tmp_path)
 
     assert ("3 of 500 answers got no grade" in capsys.readouterr().err) is (num_ungraded > 0)
+
+
+def test_the_help_says_which_section_set_changes() -> None:
+    said = " ".join(CliRunner().invoke(app, ["learn", "--help"], env={"COLUMNS": "300"}).stdout.split())
+    assert "A setting of the section training that no other option says, as kl=0.1, for all runs." in said

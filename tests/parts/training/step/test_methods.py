@@ -155,6 +155,18 @@ def test_by_the_original_s_recipe_a_loss_is_the_published_one(
     assert update.learning_rate == 1e-12
 
 
+def test_without_a_weight_no_reward_says_anything_and_hints_teach_as_where_nothing_was_scored(base: Path) -> None:
+    gradients = []
+    for reward in (-1, 1, None):
+        trainer = Trainer(base, with_settings(w_binary=0.0, learning_rate=1e-12))
+        trainer.update(on_policy(trainer, [tiny.sample("a", reward=reward, hinted=True)]), version=1, seed=0)
+        gradients.append(gradient_of(trainer))
+    assert gradients[2].abs().max() > 0
+    torch.testing.assert_close(gradients[0], gradients[2], atol=0, rtol=0)
+    torch.testing.assert_close(gradients[1], gradients[2], atol=0, rtol=0)
+    assert TrainingSettings(w_binary=0.0).weights == (0.0, 1.0)
+
+
 @pytest.mark.parametrize("method", ["combined", "binary", "opd", "topk"])
 def test_thinking_counts_as_much_as_the_settings_say(base: Path, method: str) -> None:
     """All other tokens count as they did: with nothing for thinking, the gradient is theirs alone."""
@@ -188,6 +200,7 @@ def test_the_teacher_s_whole_distribution_counts_as_much_as_gaps_unless_it_is_sa
     [
         ({"w_opd": 0.0}, "greater than 0"),
         ({"method": "binary", "w_binary": 0.0}, "w_binary = 0: method = .binary. learns from rewards"),
+        ({"method": "stepwise", "w_binary": 0.0}, "w_binary = 0: method = .stepwise. learns from rewards"),
         (
             {"method": "binary", "teacher": "reference", "w_opd": 3.0},
             "w_opd, teacher: no effect: method = 'binary' learns from rewards alone",

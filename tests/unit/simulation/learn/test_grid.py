@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from clawstream.config import TrainingSettings
 from clawstream.simulation.learn.grid import Cell, changed_settings, grid, usual_score_at
 from clawstream.simulation.learn.outcome import read_as
 from clawstream.simulation.opinions import Control
@@ -168,9 +169,30 @@ def test_a_cell_comes_back_from_json_as_it_was() -> None:
 
 
 def test_settings_that_are_changed_are_those_of_the_run_and_of_the_arms_name() -> None:
-    changed = changed_settings(["kl=0.1", "trainer=torch", "gate=false"], ["combined"])
+    changed = changed_settings(["kl=.1", "trainer=torch", "gate=False"], ["combined"])
     cell = replace(CELL, method="combined", changed=changed)
 
-    assert changed == (("kl", 0.1), ("trainer", "torch"), ("gate", False))
+    assert changed == (("gate", False), ("kl", 0.1), ("trainer", "torch"))
     assert cell.training == replace(cell, changed=()).training | {"kl": 0.1, "trainer": "torch", "gate": False}
-    assert cell.arm == "combined, kl 0.1, trainer torch, gate False"
+    assert cell.arm == "combined, gate False, kl 0.1, trainer torch"
+
+
+def test_however_a_setting_is_spelled_the_cell_is_the_same_and_comes_back_from_json() -> None:
+    one, other = (
+        replace(CELL, changed=changed_settings(said, ["combined"]))
+        for said in (["w_binary=0", "w_opd=2"], ["w_opd=2.0", "w_binary=0.0"])
+    )
+    assert one.name == other.name
+    assert read_as(Cell, json.dumps(asdict(one))).name == one.name
+
+
+@pytest.mark.parametrize("w_topk_is_said", [False, True])
+def test_the_original_s_recipe_has_its_teacher_and_no_divergence_unless_it_is_asked_for(w_topk_is_said: bool) -> None:
+    changed = changed_settings(["recipe=openclaw-rl"], ["combined"])
+    like = replace(CELL, method="combined", w_topk=1.0, changed=changed)
+    [cell] = grid(like, methods=["combined"], seeds=[0], controls=(), teachers=["usual"], w_topk_is_said=w_topk_is_said)
+    settings = TrainingSettings(method="combined", **cell.training)
+
+    assert settings.w_topk == float(w_topk_is_said)
+    assert (settings.kl, settings.rehearsed_share, settings.as_published) == (0.0, 0.0, True)
+    assert settings.taught_by == cell.taught_by == "reference"

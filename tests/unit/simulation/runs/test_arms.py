@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clawstream.config import Settings
+from clawstream.config import Settings, TrainingSettings
 from clawstream.errors import PartUnavailable
 from clawstream.events import Event, GroupSettled, StepAdvantage, StepTaken
 from clawstream.simulation.problems import MAX_STEPS
@@ -16,7 +16,7 @@ from clawstream.simulation.runs import programs
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.programs import Watch
 from clawstream.simulation.runs.run import Method, Plan, _settings
-from clawstream.simulation.runs.scenarios import CASTS, STEPS_A_ROUND
+from clawstream.simulation.runs.scenarios import CASTS, STEPS_A_ROUND, blended
 from clawstream.stream.stage import Record
 from tests.unit.monitoring.said import activated, plan, published
 from tests.unit.projections.logs import example
@@ -37,6 +37,14 @@ def test_outcome_is_stepwise_with_verdicts_that_do_not_count(tmp_path: Path) -> 
     assert (both.training.method, both.rewards.judge, both.rewards.environment) == ("stepwise", 1.0, 1.0)
     assert alone.rewards.judge == 0.0
     assert alone.model_copy(update={"rewards": both.rewards}) == both
+
+
+def test_a_person_s_own_w_binary_of_0_is_not_that_of_runs_which_learn_from_rewards_alone(tmp_path: Path) -> None:
+    own = Settings(environment=False, training={"w_binary": 0.0})
+
+    whole = blended(settings("stepwise", tmp_path), own)
+
+    assert TrainingSettings(**whole.training.model_dump()).w_binary == 1.0
 
 
 def test_as_many_verdicts_on_steps_are_wrong_as_votes(tmp_path: Path) -> None:
