@@ -193,9 +193,9 @@ def learn(
 ) -> None:
     """Run each method with each seed on the whole pipeline, and say how much of what people want it learned.
 
-    A run takes two to four minutes on two cores, with opd up to half an hour, with everyday requests an hour or more.
-    Runs that are complete in the same folder are kept, so a grid that was interrupted goes on where it stopped. Where a
-    run failed, the others are reported, and the exit code is 2.
+    A run takes two to four minutes on two cores; with opd, or with everyday requests, half an hour or more. Runs that
+    are complete in the same folder are kept, so a grid that was interrupted goes on where it stopped. Where a run
+    failed, the others are reported, and the exit code is 2.
     """
     settings = Context.of(context).settings()
     log_to_stderr("learn", level=30)
