@@ -18,6 +18,7 @@ FULL_RATE = 1e-5
 CORRECTION_EPOCHS = 4
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
 
+OF_REWARDS = ("binary", "stepwise")  # methods that learn from rewards alone
 _OF_HINTS = ("w_opd", "w_topk", "teacher", "hint_choice", "rehearsal_share", "cadence", "late", "answers_per_hint")
 IDLE: Mapping[str, tuple[tuple[str, ...], str]] = {  # by method: settings without effect, and why
     "topk": (("loss", "w_binary", "w_topk"), "compares whole distributions, and has no advantages"),
@@ -193,7 +194,7 @@ class TrainingSettings(Section):
             raise ValueError(
                 f"{', '.join(idle)}: no effect: method = {self.method!r} {why}. Leave them out, or take another method"
             )
-        if self.w_binary == 0 and self.method in ("binary", "stepwise"):
+        if self.w_binary == 0 and self.method in OF_REWARDS:
             raise ValueError(
                 f"w_binary = 0: method = {self.method!r} learns from rewards, and nothing is left. Take another method"
             )

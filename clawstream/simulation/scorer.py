@@ -74,7 +74,7 @@ class Scorer:
         self._slots = asyncio.Semaphore(concurrency)
         self._run = uuid.uuid4().hex[:8]
         self.versions: set[str] = set()
-        self.prompt_tokens: list[int] = []  # of each scored request for which the gateway says them
+        self.prompt_tokens: list[int] = []  # of each scored request
 
     async def mark_all(self, asked: Sequence[ScoredQuestion], seed: int) -> list[AnswerMark | None]:
         """Return the mark of each answer, in the order of `asked`; None: the language model gave no grade."""
@@ -101,8 +101,7 @@ class Scorer:
             max_tokens=self._max_tokens, seed=seed_of(seed, question.question), persona=question.persona,
         )  # fmt: skip
         choice = reply.choices[0]
-        if reply.usage is not None:
-            self.prompt_tokens.append(reply.usage.prompt_tokens)
+        self.prompt_tokens.append(reply.usage.prompt_tokens)
         finished, answer = choice.finish_reason == "stop", choice.message.content or ""
         if self._grader is not None:
             async with self._slots:
@@ -210,7 +209,7 @@ def main(
         more = {
             "by_persona": by_persona(asked, marks),
             "policy_versions": sorted(scorer.versions),
-            "prompt_tokens": fmean(scorer.prompt_tokens) if scorer.prompt_tokens else None,
+            "prompt_tokens": fmean(scorer.prompt_tokens),
         }
         return asdict(total(marks)) | more | ({"general": known} if known else {})
 

@@ -36,7 +36,7 @@ class VersionScore:
     by_persona: Mapping[str, float] | None  # each person's share; None: agents answered
     num_ungraded: int = 0  # answers that the language model gave no grade; they are none of the problems
     general: GeneralScore | None = None  # None: it was not asked for
-    prompt_tokens: float | None = None  # of a scored request, the mean; None: agents answered, or nobody counted them
+    prompt_tokens: float | None = None  # of a scored request, the mean; None: agents answered, or it was not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

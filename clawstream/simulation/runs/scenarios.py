@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings
+from clawstream.config.training import OF_REWARDS
 from clawstream.errors import TryLater
 from clawstream.inference.engine import EngineRefused
 from clawstream.inference.sglang import SglangEngine, engine_session
@@ -325,11 +326,8 @@ def blocks_of(scenario: str, updates: int) -> tuple[Block, ...]:
 def blended(run: Settings, own: Settings) -> Settings:
     """Return the settings of a run; where it sets nothing, the user's `own` settings hold. Nothing is validated."""
     idle, _ = IDLE.get(run.training.method, ((), ""))  # settings that this method ignores, though others need them
-    names = (
-        *idle,
-        *(("w_binary",) if run.training.method in ("binary", "stepwise") and not own.training.w_binary else ()),
-    )
-    training = own.training.model_copy(update={name: TrainingSettings.model_fields[name].default for name in names})
+    unfit = {*idle, "w_binary"} if run.training.method in OF_REWARDS and own.training.w_binary == 0 else {*idle}
+    training = own.training.model_copy(update={name: TrainingSettings.model_fields[name].default for name in unfit})
     return run.model_copy(
         update={
             "policy": _over(own.policy, run.policy, run.policy.model_fields_set - {"renderer", "enable_thinking"}),
