@@ -96,7 +96,7 @@ def learn(
     learning_rate: Annotated[
         float | None,
         typer.Option(
-            help="At the beginning of each run; by default 3e-4; for adapters 1e-3, with corrections and tools 1.5e-3.",
+            help="At the beginning; by default 3e-4; for adapters 1e-3, with tools 1.5e-3, with corrections 2e-3.",
             min=0,
         ),
     ] = None,

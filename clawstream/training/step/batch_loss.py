@@ -14,7 +14,7 @@ tokens are most often the policy's too, as OpenClaw-RL does since spring 2026. O
 samples, T response tokens, K likeliest tokens of the teacher, S of the policy, O offered hints.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -76,6 +76,7 @@ class Scored:
     rewards_count: bool = True  # False: w_binary is 0, and no reward says anything
     tool_baseline: float = 0.0  # the usual reward of an answer that calls tools
     judges: JudgeAccuracy = field(default_factory=JudgeAccuracy)
+    corrected: Collection[str] = ()  # the hints that were just said, where the step is to teach these at once
 
     def wanted(self, index: int) -> float | None:
         """How much likelier the answer is to become (below 0: less likely), hints aside; None: no signal."""
@@ -91,8 +92,9 @@ class Scored:
         return unusual * (self.judges.weight(sample) if is_verdict else 1.0) or None
 
     def pull(self, index: int) -> Tensor:
-        """How much the divergence counts [T]; empty: fully, as in any answer that was scored."""
-        return self.pulls.get(index, _FULLY) if self.wanted(index) is None else _FULLY
+        """How much the divergence counts [T]; empty: fully, as in any answer that was scored or is to a new hint."""
+        is_old = self.wanted(index) is None and self.samples[index].hint_id not in self.corrected
+        return self.pulls.get(index, _FULLY) if is_old else _FULLY
 
     def open_nats(self, index: int) -> float | None:
         """The mean over tokens of the sampling policy's log-prob less the teacher's.
@@ -137,15 +139,10 @@ class BatchLoss:
             self._signals = replace(self._signals, gap_clip_nats=0.0)  # the sampled token's gap has no part in it
 
     def score(
-        self,
-        samples: Sequence[SampleAssembled],
-        *,
-        reference: Weights,
-        moves: bool,
-        advantages: Sequence[float] | None = None,
-        tool_baseline: float = 0.0,
-        judges: JudgeAccuracy | None = None,
-    ) -> Scored:
+        self, samples: Sequence[SampleAssembled], *, reference: Weights, moves: bool,
+        advantages: Sequence[float] | None = None, tool_baseline: float = 0.0,
+        judges: JudgeAccuracy | None = None, corrected: Collection[str] = (),
+    ) -> Scored:  # fmt: skip
         """Return the scores that the loss needs; `reference` is the teacher, too, unless an engine is.
 
         `moves` says that there are several optimizer's steps, so that the weights change between them.
@@ -191,6 +188,7 @@ class BatchLoss:
             rewards_count=self._signals.w_binary > 0,
             tool_baseline=tool_baseline,
             judges=judges or JudgeAccuracy(),
+            corrected=corrected,
         )
 
     def _supports(

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
+from clawstream.training.batches.choosing import corrected_hint
 from clawstream.training.step.batch_loss import Scored
 from clawstream.training.step.carried import Carried, Schedule, ToolCalls
 from clawstream.training.step.losses import Suffix
@@ -263,6 +264,22 @@ def test_how_far_a_hint_moves_the_base_is_known_of_each_hinted_answer(base: Path
     assert set(pulls) == {1, 2}
     assert not pulls[1].any()
     assert 0 < float(pulls[2].max()) <= 1
+
+
+@pytest.mark.parametrize(
+    ("cadence", "just_said", "pulled"),
+    [("correction", True, True), ("correction", False, False), ("batch", True, False)],
+)
+def test_an_answer_to_a_hint_that_was_just_said_is_pulled_everywhere_where_corrections_are_trained_on_at_once(
+    base: Path, cadence: str, just_said: bool, pulled: bool
+) -> None:
+    """The hint was said of a sample that another process of the trainer has in its share."""
+    trainer = Trainer(base, with_settings(method="combined", cadence=cadence))
+    correction = said_nothing_by(tiny.sample("correction"))
+    hint_id = corrected_hint(correction) if just_said else "another"
+    answer = replace(said_nothing_by(tiny.sample("answer", reward=None)), hint_id=hint_id)
+    scored = trainer._score(on_policy(trainer, [correction, answer]), [1], None)
+    assert scored.pull(0).tolist() == ([] if pulled else [0.0] * len(answer.response_ids))
 
 
 def teach(trainer: Trainer) -> None:
