@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from clawstream import __version__
-from clawstream.cli import audit, clients, dlq, hints, openclaw, policy, replay, stages, status, topics, up
+from clawstream.cli import audit, clients, dlq, hints, openclaw, plan, policy, replay, stages, status, topics, up
 from clawstream.cli.learning import demo, learn
 from clawstream.cli.process import Context, harmless
 from clawstream.errors import OperatorError, TryLater
@@ -33,7 +33,7 @@ for panel, groups, commands in (
     (
         "Prepare",
         (topics.topics, topics.db, topics.model, clients.keys, openclaw.openclaw, audit.projection),
-        (topics.config,),
+        (topics.config, plan.plan),
     ),
     ("One stage a process", (), stages.COMMANDS),
 ):

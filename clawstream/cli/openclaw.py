@@ -23,7 +23,7 @@ from clawstream.config import GatewaySettings, Settings
 from clawstream.errors import ConfigError
 
 if TYPE_CHECKING:
-    from clawstream.cli.openclaw_config import Provider
+    from clawstream.local.openclaw_config import Provider
 
 openclaw = typer.Typer(name="openclaw", help="Let OpenClaw on this machine talk to the gateway.", no_args_is_help=True)
 _ANSWERS_WITHIN_S = 5.0
@@ -40,7 +40,7 @@ def connect(
     key: Annotated[str | None, typer.Option(help="From `clawstream keys add`; by default the settings'.")] = None,
 ) -> None:
     """Show the change to openclaw.json that makes the gateway's model the primary one; with --write, make it."""
-    from clawstream.cli import openclaw_config as config
+    from clawstream.local import openclaw_config as config
 
     gateway = _provider(Context.of(context).settings(), name=provider, url=url, key=key)
     file = _OpenClawFile.found()
@@ -65,7 +65,7 @@ def connect(
 @openclaw.command()
 def disconnect() -> None:
     """Undo what connect changed; what was edited since stays."""
-    from clawstream.cli import openclaw_config as config
+    from clawstream.local import openclaw_config as config
 
     file = _OpenClawFile.found()
     before = file.connection()
@@ -96,7 +96,7 @@ class _Before:
 
     def was_edited(self, base: str) -> bool:
         """Whether `base`, the file without the connection, differs from the file before the connection."""
-        from clawstream.cli.openclaw_config import parse
+        from clawstream.local.openclaw_config import parse
 
         return parse(base, "openclaw.json") != parse(self.first_text or "", "its backup")
 
@@ -123,7 +123,7 @@ class _OpenClawFile:
 
     def connection(self) -> _Before | None:
         """Return the connection there is; raises ConfigError where one of the files can't be read as JSON5."""
-        from clawstream.cli.openclaw_config import parse
+        from clawstream.local.openclaw_config import parse
 
         parse(self.text, str(self.path))
         written, first = _read(self.record), _read(self.backup)
@@ -185,7 +185,7 @@ def openclaw_json(environment: Mapping[str, str]) -> Path:
 
 
 def _provider(settings: Settings, *, name: str, url: str | None, key: str | None) -> "Provider":
-    from clawstream.cli.openclaw_config import Provider
+    from clawstream.local.openclaw_config import Provider
 
     gateway = settings.gateway
     base_url = gateway_url(settings, url)

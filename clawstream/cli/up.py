@@ -174,8 +174,8 @@ def _greet(
     config: Path | None,
     no_vote: str | None,
 ) -> None:
-    from clawstream.cli.openclaw_config import too_few
     from clawstream.inference.judge_client import DEADLINE_S
+    from clawstream.local.openclaw_config import too_few
 
     settings, addresses = running.settings, running.addresses
     console.print(f"\n[bold green]clawstream is up[/]: {addresses.gateway}/v1 serves {settings.policy.served_model}")

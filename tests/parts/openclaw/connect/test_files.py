@@ -8,8 +8,8 @@ import pytest
 
 from clawstream.cli import openclaw
 from clawstream.cli.openclaw import openclaw_json
-from clawstream.cli.openclaw_config import parse
 from clawstream.errors import ConfigError
+from clawstream.local.openclaw_config import parse
 from tests.unit.openclaw.connect.texts import COMMENTED, Run, render
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from clawstream.cli.openclaw_config import too_few
 from clawstream.config import GatewaySettings, KafkaSettings, PostgresSettings, Settings
 from clawstream.errors import ConfigError
 from clawstream.local.installation import addresses_in
+from clawstream.local.openclaw_config import too_few
 from clawstream.local.running import Addresses, alone_on, announced
 from tests.parts.engine.tiny_model import make_tokenizer
 from tests.parts.gateway.running_gateway import running_gateway, until

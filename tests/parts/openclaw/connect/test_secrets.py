@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.cli.openclaw_config import diff, parse
+from clawstream.local.openclaw_config import diff, parse
 from tests.unit.openclaw.connect.texts import Run, render
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.cli import openclaw_config
-from clawstream.cli.openclaw_config import Config, parse
 from clawstream.errors import ConfigError
+from clawstream.local import openclaw_config
+from clawstream.local.openclaw_config import Config, parse
 from tests.unit.openclaw.connect.texts import COMMENTED, OURS, configs, connect, disconnect, primary, render, values
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 from typer.testing import Result
 
-from clawstream.cli import openclaw_config
-from clawstream.cli.openclaw_config import Config, Provider, parse
+from clawstream.local import openclaw_config
+from clawstream.local.openclaw_config import Config, Provider, parse
 
 OURS = Provider(name="claw", base_url="http://127.0.0.1:1/v1", api_key="KEY", model="policy", context_tokens=32_768)
 Run = Callable[..., Result]

@@ -1,0 +1,170 @@
+"""What each GPU of a machine would hold, and the largest way of training that fits. Nothing is asked of a GPU.
+
+The actor, rollout and judge get the GPUs that `clawstream launch` gives them. On a machine with one GPU trainer and
+engine are on it side by side.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from clawstream.config import KEYS_RANK, TrainingSettings
+from clawstream.local.servers.sglang_servers import GpuCounts, share_out
+from clawstream.training.footprint import Decoder, engine_bytes, pass_operations, trainer_bytes
+
+ROOM = 1.3  # what torch reserved was up to 1.27 times what is told here (one H200, trainer_gpu.json)
+STATIC_SHARE = 0.85  # of a GPU, for an engine's weights and cache; graphs and what a pass computes take the rest
+MICRO_BATCHES = (16_384, 8192, 4096)  # tokens
+ADAPTERS_LOADED = 3  # at most, while a version arrives
+STEP_ANSWERS, STEP_TOKENS = 24, 1024  # of the step that is counted: 16 samples and 8 rehearsals, prompts included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """GPUs of one size."""
+
+    count: int
+    size_bytes: float
+
+    @classmethod
+    def of(cls, text: str) -> "Gpus | None":
+        """Return what "4x24GB" says; a GB is 10^9 bytes, so that no card holds less. None: it says nothing."""
+        count, _, size = text.strip().lower().removesuffix("gb").partition("x")
+        try:
+            found = cls(count=int(count), size_bytes=float(size) * 1e9)
+        except ValueError:
+            return None
+        return found if found.count > 0 and 0 < found.size_bytes < float("inf") else None
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.size_bytes / 1e9:g}GB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuUse:
+    """What one GPU holds."""
+
+    number: int
+    role: str  # actor, rollout or judge, or actor and rollout
+    bytes_by_use: Mapping[str, float]
+    peak_bytes: float  # of all uses, and of what is reserved beside them
+    of_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU is large enough."""
+        return self.peak_bytes <= self.of_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlan:
+    """Who holds what, under these settings of the trainer and sizes of engines."""
+
+    training: TrainingSettings
+    tensor_parallel: int  # GPUs of an engine
+    judge_tensor_parallel: int
+    cache_tokens: int  # that an engine's cache has room for
+    static_share: float  # SGLang's --mem-fraction-static
+    uses: tuple[GpuUse, ...] = field(default=())
+    step_operations: float
+    version_bytes: float  # of a published version, which engines read
+    state_bytes: float  # beside it, to go on from
+
+    @property
+    def fits(self) -> bool:
+        """Whether each GPU is large enough."""
+        return all(use.fits for use in self.uses)
+
+
+def plan_for(model: Decoder, judge: Decoder, gpus: Gpus, training: TrainingSettings, *, context_tokens: int) -> GpuPlan:
+    """Return the first plan that fits: all weights before an adapter, long passes before short ones.
+
+    Settings that say `lora_rank` or `micro_batch_tokens` are kept to. Where nothing fits, the plan that needs least of
+    its fullest GPU is returned. An engine's cache is to hold `context_tokens`.
+    """
+    found = [_with(one, model, judge, gpus, context_tokens) for one in _ways(training, alone=gpus.count == 1)]
+    fitting = next((one for one in found if one.fits), None)
+    return fitting or min(found, key=lambda one: max(use.peak_bytes for use in one.uses))
+
+
+def what_fits(
+    model: Decoder, judge: Decoder, gpus: Gpus, training: TrainingSettings, *, context_tokens: int
+) -> Gpus | None:
+    """Return the fewest GPUs of the same size that would do, up to 64; None: none do."""
+    for count in (2, 4, 8, 16, 32, 64):
+        more = Gpus(count=count, size_bytes=gpus.size_bytes)
+        if count > gpus.count and plan_for(model, judge, more, training, context_tokens=context_tokens).fits:
+            return more
+    return None
+
+
+def _ways(training: TrainingSettings, *, alone: bool) -> Iterator[TrainingSettings]:
+    said = training.model_fields_set
+    adapter = training.lora_rank or KEYS_RANK
+    ranks = (training.lora_rank,) if "lora_rank" in said else (adapter,) if alone else (None, adapter)
+    sizes = (training.micro_batch_tokens,) if "micro_batch_tokens" in said else MICRO_BATCHES
+    for rank in ranks:
+        for size in sizes:
+            update = {"lora_rank": rank, "micro_batch_tokens": size, "dtype": "bfloat16"}
+            yield training.model_copy(update=update | {"gradient_checkpointing": True})
+
+
+def _with(training: TrainingSettings, model: Decoder, judge: Decoder, gpus: Gpus, context_tokens: int) -> GpuPlan:
+    alone = gpus.count == 1
+    counts = GpuCounts(machine=1, actor=1, rollout=1, judge=0) if alone else share_out(gpus.count, None, None, None)
+    training = training.model_copy(update={"trainer": "torch", "processes": counts.actor})
+    trained = trainer_bytes(model, training)
+    taken = ROOM * sum(trained.values())
+    rank = training.lora_rank
+    room = STATIC_SHARE * (gpus.size_bytes - (taken if alone else 0.0))
+    tp, weights = _cut(model, counts.rollout, room, context_tokens, rank=rank)
+    judge_tp, judging = _cut(judge, max(counts.judge, 1), STATIC_SHARE * gpus.size_bytes, context_tokens, rank=None)
+    cached = model.cached_bytes(tp)
+    needed = (weights + context_tokens * cached) / STATIC_SHARE
+    engine = {"engine weights": weights, "cache of one context": context_tokens * cached}
+    uses = [
+        GpuUse(
+            number=number, role="actor and rollout" if alone else "actor",
+            bytes_by_use=trained | (engine if alone else {}), peak_bytes=taken + (needed if alone else 0.0),
+            of_bytes=gpus.size_bytes,
+        )
+        for number in range(counts.actor)
+    ]  # fmt: skip
+    served = () if alone else range(counts.actor, counts.actor + counts.rollout)
+    uses += [
+        GpuUse(number=n, role="rollout", bytes_by_use=engine, peak_bytes=needed, of_bytes=gpus.size_bytes)
+        for n in served
+    ]
+    context = {"engine weights": judging, "cache of one context": context_tokens * judge.cached_bytes(judge_tp)}
+    uses += [
+        GpuUse(
+            number=len(uses) + n, role="judge", bytes_by_use=context,
+            peak_bytes=sum(context.values()) / STATIC_SHARE, of_bytes=gpus.size_bytes,
+        )
+        for n in range(counts.judge)
+    ]  # fmt: skip
+    numbers = model.numbers if rank is None else model.adapter(rank)
+    stored = model.stored_bytes if rank is None else 4
+    return GpuPlan(
+        training=training,
+        tensor_parallel=tp,
+        judge_tensor_parallel=judge_tp,
+        cache_tokens=max(0, int((room - weights) / cached)),
+        static_share=max(0.0, room / gpus.size_bytes),
+        uses=tuple(uses),
+        step_operations=pass_operations(model, STEP_ANSWERS * STEP_TOKENS, adapter=rank is not None),
+        version_bytes=float(stored * numbers),
+        state_bytes=float((2 if stored == 4 else 3) * 4 * numbers),
+    )
+
+
+def _cut(model: Decoder, count: int, room: float, context_tokens: int, *, rank: int | None) -> tuple[int, float]:
+    """Return over how many of `count` GPUs an engine is cut, the fewest that hold it, and what its weights take there.
+
+    Where none do, that is over all that the heads can be dealt to.
+    """
+    sizes = [tp for tp in (1, 2, 4, 8) if count % tp == 0 and model.num_groups % tp == 0] or [1]
+    for tp in sizes:
+        weights = engine_bytes(model, tensor_parallel=tp, adapter_rank=rank, num_adapters=ADAPTERS_LOADED)
+        if weights + context_tokens * model.cached_bytes(tp) <= room:
+            break
+    return tp, weights

@@ -1,0 +1,66 @@
+"""What a trainer's process takes on the CPU is what the arithmetic says, within 15 %."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from clawstream.config import TrainingSettings
+from clawstream.inference.model_folder import text_config
+from clawstream.training.footprint import decoder_of, trainer_bytes
+from clawstream.training.processes import Processes, Start
+from tests.parts.training import tiny
+
+SMOLLM2 = {
+    "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "vocab_size": 49_152,
+}  # fmt: skip
+SMALL = {
+    "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 8192,
+}  # fmt: skip
+
+
+def build(folder: Path, sizes: dict[str, int]) -> Path:
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=2048, tie_word_embeddings=True)).save_pretrained(
+        folder
+    )
+    (folder / "tokenizer.json").write_text(json.dumps({"stands for": "a tokenizer"}))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("sizes", "chosen"),
+    [
+        (SMOLLM2, {"gradient_checkpointing": True}),
+        (SMALL, {}),
+        (SMALL, {"gradient_checkpointing": True, "lora_rank": 16}),
+        (SMALL, {"gradient_checkpointing": True, "processes": 2, "gate": False}),  # it would gather all for each token
+    ],
+    ids=["smollm2", "small", "adapter", "fsdp"],
+)
+def test_a_process_takes_what_the_arithmetic_says(
+    sizes: dict[str, int], chosen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "MALLOC_MMAP_THRESHOLD_", str(2**18)
+    )  # what is let go is given back, so the peak is that of tensors
+    base, small = build(tmp_path / "base", sizes), tiny.build(tmp_path / "small")
+    settings = TrainingSettings(micro_batch_tokens=1024, **chosen)
+    samples = [
+        tiny.sample(f"s{n}", reward=(1, -1, None)[n % 3], hinted=n % 2 == 0, prompt_tokens=1, response_tokens=127)
+        for n in range(8)
+    ]
+    processes = Processes(settings.processes, Start(backend="gloo", threads=1, patience_s=300))
+    try:
+        found = processes.ask("tests.parts.training.peak:measure", small, base, settings, samples)
+    finally:
+        processes.close()
+    told = sum(trainer_bytes(decoder_of(base, text_config(base) or {}), settings).values())
+    assert told == pytest.approx(max(found), rel=0.15), found

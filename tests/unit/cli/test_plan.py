@@ -1,0 +1,48 @@
+"""`clawstream plan` says what fits, and refuses what does not with what would."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clawstream.cli import app
+from clawstream.errors import ConfigError
+from tests.bench.trainer_mfu import SIZES
+from tests.unit.local.test_gpu_plan import config
+
+
+@pytest.fixture
+def qwen(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(config(SIZES["qwen3-4b"])))
+    return tmp_path
+
+
+def test_programs_read_of_each_gpu_its_role_its_bytes_by_use_and_whether_it_fits(qwen: Path) -> None:
+    shown = CliRunner().invoke(app, ["plan", "--base", str(qwen), "--gpus", "8x80GB", "--json"])
+    assert shown.exit_code == 0, shown.output
+    told = json.loads(shown.stdout)
+    assert [gpu["role"] for gpu in told["gpus"]] == ["actor"] * 4 + ["rollout"] * 2 + ["judge"] * 2
+    assert (told["fits"], told["training"]["processes"]) == (True, 4)
+    for gpu in told["gpus"]:
+        assert sum(gpu["bytes_by_use"].values()) < gpu["peak_bytes"] <= gpu["of_bytes"] == 80e9
+        assert gpu["fits"] is True
+
+
+def test_what_does_not_fit_is_shown_all_the_same_and_refused_with_what_would(qwen: Path) -> None:
+    shown = CliRunner().invoke(app, ["plan", "--base", str(qwen), "--gpus", "1x24GB", "--json"])
+    assert isinstance(shown.exception, ConfigError)
+    assert "does not fit on 1x24GB: GPU 0 (actor and rollout) would need" in str(shown.exception)
+    assert "4x24GB would do" in str(shown.exception)
+    assert json.loads(shown.stdout)["fits"] is False
+
+
+@pytest.mark.parametrize(
+    ("folder", "gpus", "said"),
+    [("qwen", "lots", "expected a number and a size"), ("nowhere", "4x24GB", "no config.json that can be read")],
+)
+def test_what_can_not_be_read_is_said(qwen: Path, folder: str, gpus: str, said: str) -> None:
+    base = qwen if folder == "qwen" else qwen / folder
+    shown = CliRunner().invoke(app, ["plan", "--base", str(base), "--gpus", gpus])
+    assert isinstance(shown.exception, ConfigError)
+    assert said in str(shown.exception)
