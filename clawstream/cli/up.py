@@ -37,6 +37,7 @@ from clawstream.local.servers.sglang_servers import (
     Assignment,
     Launch,
     SglangServer,
+    adapter_flags,
     assign,
     servers,
     settings_for,
@@ -278,6 +279,7 @@ def launch(
     counts = share_out(num_gpus, actor_gpus, rollout_gpus, prm_gpus)
     if prm_gpus is None and not counts.judge:
         typer.echo(f"no GPU of {num_gpus} is left for a judge (PRM_GPUS): judge.url names one elsewhere", err=True)
+    asked = options.settings()
     wanted = Launch(
         assignment=assign(counts, rollout_tp=tp, judge_tp=prm_tp),
         sglang=tuple(shlex.split(sglang)),
@@ -288,11 +290,13 @@ def launch(
         save_dir=save_ckpt,
         api_key=sglang_api_key,
         port=port,
+        adapter_flags=adapter_flags(asked),
     )
-    settings = settings_for(wanted, options.settings())
+    settings = settings_for(wanted, asked)
     if dry_run:
         commands = {server.name: shlex.join(server.command) for server in servers(wanted, settings.engine.port)}
-        typer.echo(json.dumps(asdict(wanted.assignment) | {"commands": commands}, indent=1))
+        shown = asdict(wanted.assignment) | {"processes": settings.training.processes, "commands": commands}
+        typer.echo(json.dumps(shown, indent=1))
         return
     console = Console(stderr=True)
     console.print(_table(wanted.assignment))

@@ -46,6 +46,7 @@ def test_a_dry_run_reads_the_variables_of_openclaw_rl_and_prints_who_gets_what(t
     assert shown.returncode == 0, shown.stderr
     told = json.loads(shown.stdout)
     assert (told["actor"], told["rollout"], told["judge"]) == ([0, 1, 2, 3], [[4, 5]], [6, 7])
+    assert told["processes"] == 4
     assert f"--model-path {model} --host 127.0.0.1 --port 30010 --tp-size 2" in told["commands"]["engine-0"]
 
 

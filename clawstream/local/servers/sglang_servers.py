@@ -95,6 +95,10 @@ _JUDGE_PORT = 30001
 # With these, chunks carry only new tokens, and no step is in flight while weights change: its token would be sampled
 # by the old weights and labelled with the new version (SGLang 0.5.23).
 FLAGS = ("--incremental-streaming-output", "--disable-overlap-schedule")
+# An engine that starts without an adapter has to be told which it will get (SGLang 0.5.23).
+_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_ONE_POLICY = ("--max-loras-per-batch", "4", "--max-loaded-loras", "4")  # a policy's newest three, and none
+_MANY_POLICIES = ("--max-loras-per-batch", "8", "--max-loaded-loras", "67")  # 32 keys, each with two at most
 _HOST = "127.0.0.1"
 
 
@@ -111,6 +115,7 @@ class Launch:
     save_dir: Path | None
     api_key: str | None
     port: int | None
+    adapter_flags: tuple[str, ...] = ()  # of the policy's engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +131,12 @@ def servers(launch: Launch, first_port: int) -> tuple[SglangServer, ...]:
     """Return the engines of the policy, on ports from `first_port` on, then the judges' server if there is one."""
     assignment = launch.assignment
     engines = [
-        _server(launch, f"engine-{number}", gpus, first_port + number, launch.model_path, launch.rollout_tp, *FLAGS)
+        _server(
+            launch, f"engine-{number}", gpus, first_port + number, launch.model_path, launch.rollout_tp,
+            *FLAGS, *launch.adapter_flags,
+        )
         for number, gpus in enumerate(assignment.rollout)
-    ]
+    ]  # fmt: skip
     if not assignment.judge:
         return tuple(engines)
     tp, name = launch.judge_tp, launch.judge_path.name
@@ -136,8 +144,20 @@ def servers(launch: Launch, first_port: int) -> tuple[SglangServer, ...]:
     return (*engines, _server(launch, "judge", assignment.judge, _JUDGE_PORT, launch.judge_path, tp, *more))
 
 
+def adapter_flags(settings: Settings) -> tuple[str, ...]:
+    """Return the options with which an engine can load the adapters that these settings train; none: it trains none."""
+    rank = settings.training.lora_rank
+    if rank is None:
+        return ()
+    many = _ONE_POLICY if settings.policy.adapters == "shared" else _MANY_POLICIES
+    return ("--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", *_ADAPTED, *many)
+
+
 def settings_for(launch: Launch, settings: Settings) -> Settings:
-    """Return the settings with the servers' addresses, and with the values that the launch overrides."""
+    """Return the settings with the servers' addresses, and with the values that the launch overrides.
+
+    Where the settings don't say `training.processes`, there is one for each of the actor's GPUs.
+    """
     gateway: dict[str, object] = {}
     if launch.port is not None:
         gateway["port"] = launch.port
@@ -146,7 +166,9 @@ def settings_for(launch: Launch, settings: Settings) -> Settings:
     urls = {server.name: server.url for server in servers(launch, settings.engine.port)}
     judge_url = urls.pop("judge", None)
     judge = {} if judge_url is None else {"url": f"{judge_url}/v1", "model": launch.judge_path.name}
-    training = {} if launch.save_dir is None else {"save_dir": launch.save_dir.absolute()}
+    training: dict[str, object] = {} if launch.save_dir is None else {"save_dir": launch.save_dir.absolute()}
+    if "processes" not in settings.training.model_fields_set:
+        training["processes"] = len(launch.assignment.actor)
     engine = {"urls": tuple(urls.values()), "model_path": launch.model_path}
     return settings.model_copy(
         update={

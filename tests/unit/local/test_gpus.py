@@ -1,6 +1,8 @@
 """One machine's GPUs, shared out."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from clawstream.local.servers.sglang_servers import (
     Assignment,
     GpuCounts,
     Launch,
+    adapter_flags,
     assign,
     servers,
     settings_for,
@@ -101,3 +104,29 @@ def test_each_server_sees_its_own_gpus_alone_and_the_settings_name_them_all(tmp_
 def test_without_gpus_for_a_judge_the_settings_keep_theirs(tmp_path: Path) -> None:
     settings = Settings(environment=False, judge={"url": "http://elsewhere/v1"})
     assert settings_for(launched(tmp_path, judge=()), settings).judge == settings.judge
+
+
+@pytest.mark.parametrize(("said", "processes"), [({}, 2), ({"processes": 1}, 1), ({"processes": 4}, 4)])
+def test_each_gpu_of_the_actor_has_a_process_unless_the_settings_say_how_many(
+    tmp_path: Path, said: dict[str, int], processes: int
+) -> None:
+    settings = Settings(environment=False, training=said)
+    assert settings_for(launched(tmp_path, judge=()), settings).training.processes == processes
+
+
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [({}, None), ({"training": {"lora_rank": 8}}, "4"), ({"policy": {"adapters": "by_key"}}, "67")],
+)
+def test_engines_are_told_of_the_adapters_that_they_will_get(
+    tmp_path: Path, changes: dict[str, Any], most: str | None
+) -> None:
+    settings = Settings(environment=False, **changes)
+    launch = replace(launched(tmp_path, judge=(4, 5)), adapter_flags=adapter_flags(settings))
+    one, other, judge = (server.command for server in servers(launch, 30010))
+    assert "--enable-lora" not in judge
+    for engine in (one, other):
+        assert ("--enable-lora" in engine) is (most is not None)
+        if most is not None:
+            assert engine[engine.index("--max-lora-rank") + 1] == str(settings.training.lora_rank)
+            assert engine[engine.index("--max-loaded-loras") + 1] == most
