@@ -1,6 +1,7 @@
 """`clawstream plan`: what each GPU of a machine would hold, before anything is started."""
 
 import json
+import shlex
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -35,27 +36,32 @@ def plan(
     base: Annotated[Path, typer.Option(metavar="FOLDER", help="The policy's model folder; config.json is enough.")],
     gpus: Annotated[str, typer.Option(metavar="4x24GB", help="How many there are, and of what size.")],
     judge: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The judge's; else --base.")] = None,
-    context_tokens: Annotated[int, typer.Option(min=1, help="That an engine is to hold at once.")] = 32_768,
+    context_tokens: Annotated[int, typer.Option(min=1, help="Of the longest conversation.")] = 16_384,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Say what each GPU would hold, and which way of training fits; nothing is started."""
     machine = Gpus.of(gpus)
     if machine is None:
         raise ConfigError(f"--gpus {gpus}: expected a number and a size, such as 4x24GB. Nothing was planned")
-    training = Context.of(context).settings().training
+    settings = Context.of(context).settings()
     model, judging = _decoder(base), _decoder(judge or base)
-    found = plan_for(model, judging, machine, training, context_tokens=context_tokens)
+    for folder, one in ((base, model), (judge or base, judging)):
+        if context_tokens > one.context_tokens:
+            raise ConfigError(
+                f"--context-tokens {context_tokens}: {folder} has a context of {one.context_tokens}. Nothing was "
+                "planned; name no more than that"
+            )
+    found = plan_for(model, judging, machine, settings, context_tokens=context_tokens)
     if as_json:
         typer.echo(json.dumps(_plain(found), indent=1))
     else:
-        _print(found, model, context_tokens)
+        _print(found, model, machine, context_tokens)
+    if machine.count < 3 and (judge is not None or settings.judge.url is None):
+        typer.echo("no GPU is left for a judge: judge.url names one elsewhere", err=True)
     if not found.fits:
-        would = what_fits(model, judging, machine, training, context_tokens=context_tokens)
-        instead = "no 64 of them would do either" if would is None else f"{would} would do"
-        raise ConfigError(
-            f"{base} does not fit on {machine}: {_fullest(found)}; {instead}. Take more or larger GPUs, a smaller "
-            "model, a smaller --context-tokens, or judges elsewhere. Nothing was started"
-        )
+        would = what_fits(model, judging, machine, settings, context_tokens=context_tokens)
+        instead = "64 of them would not do either" if would is None else f"{would} would do"
+        raise ConfigError(f"{base} does not fit on {machine}: {_fullest(found)}; {instead}. Nothing was started")
 
 
 def _decoder(folder: Path) -> Decoder:
@@ -67,7 +73,13 @@ def _decoder(folder: Path) -> Decoder:
 
 def _fullest(found: GpuPlan) -> str:
     use = max(found.uses, key=lambda one: one.peak_bytes)
-    return f"GPU {use.number} ({use.role}) would need {use.peak_bytes / 1e9:.1f} GB of {use.of_bytes / 1e9:g}"
+    ways = ["larger GPUs", "a smaller model", "a smaller --context-tokens"]
+    if use.role == "judge":
+        ways.append("a smaller --judge")
+    elif "actor" in use.role and found.training.gate:
+        ways.append("training.gate = false, which holds one copy less")
+    need = f"GPU {use.number} ({use.role}) would need {use.peak_bytes / 1e9:.1f} GB of {use.of_bytes / 1e9:g}"
+    return f"{need}. Take {', '.join(ways)}, or more GPUs"
 
 
 def _plain(found: GpuPlan) -> dict[str, Any]:
@@ -79,6 +91,7 @@ def _plain(found: GpuPlan) -> dict[str, Any]:
             "tensor_parallel": found.tensor_parallel,
             "cache_tokens": found.cache_tokens,
             "mem_fraction_static": round(found.static_share, 2),
+            "options": found.engine_flags,
         },
         "judge": {"tensor_parallel": found.judge_tensor_parallel},
         "step_operations": found.step_operations,
@@ -87,8 +100,8 @@ def _plain(found: GpuPlan) -> dict[str, Any]:
     }
 
 
-def _print(found: GpuPlan, model: Decoder, context_tokens: int) -> None:
-    console, training = Console(), found.training
+def _print(found: GpuPlan, model: Decoder, gpus: Gpus, context_tokens: int) -> None:
+    console = Console()
     table = Table("GPUs", "role", "each holds, in GB", "peak", "of", title=f"{model.numbers / 1e9:.2f} billion numbers")
     for role, alike in groupby(found.uses, key=lambda use: use.role):
         first, *_, last = [*alike] * 2
@@ -100,15 +113,22 @@ def _print(found: GpuPlan, model: Decoder, context_tokens: int) -> None:
         f"A trainer's peak is {ROOM:g} times what its tensors have, as torch reserves more; an engine's weights and "
         f"cache get {STATIC_SHARE:.0%} of its peak."
     )
-    typer.echo("[training]")
+    if not found.fits:
+        return
+    typer.echo("\n[training]")
     for name in _SAID:
-        if (value := getattr(training, name)) is not None:
+        if (value := getattr(found.training, name)) is not None:
             typer.echo(f"{name} = {json.dumps(value)}")
-    share = f"--tp-size {found.tensor_parallel} --mem-fraction-static {found.static_share:.2f}"
-    typer.echo(f"An engine: {share}; its cache holds {found.cache_tokens:,} tokens, {context_tokens:,} were asked for.")
-    passes = f"A step of {STEP_ANSWERS} answers of {STEP_TOKENS:,} tokens is {found.step_operations / 1e12:,.0f} TFLOP"
-    typer.echo(f"{passes} in its passes, without scores and the gate.")
+    tp, judge_tp = found.tensor_parallel, found.judge_tensor_parallel
+    if gpus.count == 1:
+        share = f"--mem-fraction-static {found.static_share:.2f}"
+        typer.echo(f"\nStart SGLang beside it: {shlex.join(found.engine_flags)} {share}")
+    else:
+        typer.echo(f"\nWith these settings: NUM_GPUS={gpus.count} TP={tp} PRM_TP={judge_tp} clawstream launch")
     typer.echo(
+        f"An engine's cache holds {found.cache_tokens:,} tokens, {context_tokens:,} were asked for.\n"
+        f"A step on {STEP_ANSWERS} answers of {STEP_TOKENS:,} tokens is {found.step_operations / 1e12:,.0f} TFLOP "
+        "in its passes; what is computed again, scores and the gate are not counted.\n"
         f"A version is {found.version_bytes / 1e9:.2f} GB that engines read, and {found.state_bytes / 1e9:.2f} GB "
         "beside it, to go on from."
     )

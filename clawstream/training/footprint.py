@@ -17,8 +17,8 @@ FLOAT32 = 4
 LOGITS_BYTES = 2**29  # of a piece of the head (model.HEAD_BYTES)
 HEAD_PIECES = 4  # logits and their log-softmax, and the gradients of both
 LAYERS_AT_ONCE = 2  # that FSDP has put together: the one that computes, and the next
-_NEEDED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+SERVED_BYTES = 2  # of a number in an engine, which rounds float32
+_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _STORED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -34,7 +34,7 @@ class Decoder:
     groups_width: int  # of all key heads, and of all value heads
     num_groups: int  # of heads that share keys and values
     tied: bool  # the head's weights are the embedding's
-    context_tokens: int | None
+    context_tokens: int
     stored_bytes: int  # of a number in the base's files
 
     @property
@@ -64,42 +64,55 @@ class Decoder:
 
     def cached_bytes(self, tensor_parallel: int = 1) -> float:
         """Return what a token's keys and values take on each GPU of an engine."""
-        return 2 * self.num_layers * self.groups_width * min(self.stored_bytes, 2) / tensor_parallel
+        return 2 * self.num_layers * self.groups_width * SERVED_BYTES / tensor_parallel
 
 
 def decoder_of(folder: Path, config: Mapping[str, Any]) -> Decoder:
-    """Return the sizes by a folder's config.json; raises ConfigError for a model that is no dense decoder."""
-    if lacking := [name for name in _NEEDED if not isinstance(config.get(name), int)]:
-        raise _uncounted(folder, f"its config.json has no {', '.join(lacking)}")
-    if experts := [name for name in _EXPERTS if config.get(name)]:
-        raise _uncounted(folder, f"its config.json has {experts[0]} = {config[experts[0]]}: not each token takes all")
-    heads = config["num_attention_heads"]
-    groups = config.get("num_key_value_heads") or heads
-    head_width = config.get("head_dim") or config["hidden_size"] // heads
+    """Return the sizes by a folder's config.json; raises ConfigError for a model that is counted otherwise."""
+    if (family := config.get("model_type")) not in _FAMILIES:
+        raise _uncounted(folder, f"model_type = {family!r}", f"one of {', '.join(sorted(_FAMILIES))}")
+    if config.get("quantization_config"):
+        raise _uncounted(folder, "quantization_config", "the same model without it: quantized weights can't be trained")
     stored = config.get("dtype") or config.get("torch_dtype") or "float32"
+    if not isinstance(stored, str) or stored not in _STORED_BYTES:
+        raise _uncounted(folder, f"dtype = {stored!r}", f"one of {', '.join(_STORED_BYTES)}")
+    width, heads = _size(folder, config, "hidden_size"), _size(folder, config, "num_attention_heads")
+    groups = _size(folder, config, "num_key_value_heads", heads)
+    if heads % groups:
+        raise _uncounted(folder, f"num_key_value_heads = {groups}", f"a divisor of num_attention_heads = {heads}")
+    head_width = _size(folder, config, "head_dim", width // heads or None)
     return Decoder(
-        vocabulary=config["vocab_size"],
-        width=config["hidden_size"],
-        inner_width=config["intermediate_size"],
-        num_layers=config["num_hidden_layers"],
+        vocabulary=_size(folder, config, "vocab_size"),
+        width=width,
+        inner_width=_size(folder, config, "intermediate_size"),
+        num_layers=_size(folder, config, "num_hidden_layers"),
         heads_width=heads * head_width,
         groups_width=groups * head_width,
         num_groups=groups,
-        tied=bool(config.get("tie_word_embeddings", False)),
-        context_tokens=config.get("max_position_embeddings"),
-        stored_bytes=_STORED_BYTES.get(stored, 4),
+        tied=config.get("tie_word_embeddings") is True,
+        context_tokens=_size(folder, config, "max_position_embeddings"),
+        stored_bytes=_STORED_BYTES[stored],
     )
 
 
-def _uncounted(folder: Path, found: str) -> ConfigError:
+def _size(folder: Path, config: Mapping[str, Any], name: str, usual: int | None = None) -> int:
+    found = config.get(name)
+    if found is None and usual is not None:
+        return usual
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise _uncounted(folder, f"{name} = {found!r}", "a number above 0")
+    return found
+
+
+def _uncounted(folder: Path, found: str, expected: str) -> ConfigError:
     return ConfigError(
-        f"{folder}: {found}, so its memory can't be told by arithmetic: a dense decoder's can, as of Llama, Mistral, "
-        "Qwen2 and Qwen3. Nothing was started. Start it without a plan, and watch its memory"
+        f"{folder / 'config.json'}: found {found}, expected {expected}: only then can its memory be told by "
+        "arithmetic. Nothing was planned. Name another folder, or start it without a plan and watch its memory"
     )
 
 
-def trainer_bytes(model: Decoder, training: TrainingSettings) -> dict[str, float]:
-    """Return the bytes by use of each of the trainer's processes at its peak.
+def trainer_bytes(model: Decoder, training: TrainingSettings, *, sample_tokens: int = 1) -> dict[str, float]:
+    """Return the bytes by use of each of the trainer's processes at its peak, with samples of so many tokens.
 
     The peak is where the gate looks where the gradient leads, with a copy of the weights moved so far; or within a
     pass, where a backward pass begins with all that it needs again, or ends with all gradients. `activations` is what
@@ -116,10 +129,11 @@ def trainer_bytes(model: Decoder, training: TrainingSettings) -> dict[str, float
     }
     gate = share if training.gate else 0.0
     put_together = _put_together(model, trained=rank is None) if processes > 1 else 0.0
-    kept, inner = _kept_bytes(model, training)
-    logits = min(LOGITS_BYTES, FLOAT32 * training.micro_batch_tokens * model.vocabulary)
+    tokens = max(training.micro_batch_tokens, sample_tokens)  # a longer sample is a pass of its own
+    kept, inner = _kept_bytes(model, training, tokens)
+    logits = min(LOGITS_BYTES, FLOAT32 * tokens * model.vocabulary)
     head = HEAD_PIECES * logits
-    begins = kept + max(inner, head) - share  # no gradient is there yet
+    begins = kept + max(inner, head)  # of a later pass: the gradients of those before it are there
     ends = inner + (2 * FLOAT32 * model.embedding if rank is None else 0.0)
     looks = gate + max(inner, 2 * logits) if training.gate else 0.0
     beside = max(begins, ends, looks)
@@ -132,9 +146,8 @@ def _put_together(model: Decoder, *, trained: bool) -> float:
     return FLOAT32 * times * (model.outside + LAYERS_AT_ONCE * model.layer)
 
 
-def _kept_bytes(model: Decoder, training: TrainingSettings) -> tuple[float, float]:
+def _kept_bytes(model: Decoder, training: TrainingSettings, tokens: int) -> tuple[float, float]:
     """Return what a pass keeps of all layers for its backward pass, and what is inside a layer while it computes."""
-    tokens = training.micro_batch_tokens
     product_bytes = 2 if training.dtype == "bfloat16" else FLOAT32
     attention = model.heads_width + 2 * model.groups_width
     inner = tokens * product_bytes * (5 * model.inner_width + 6 * model.width + 3 * attention)
@@ -146,7 +159,7 @@ def _kept_bytes(model: Decoder, training: TrainingSettings) -> tuple[float, floa
 def engine_bytes(model: Decoder, *, tensor_parallel: int, adapter_rank: int | None, num_adapters: int) -> float:
     """Return what the weights take on each GPU of an engine, loaded adapters included."""
     adapters = 0 if adapter_rank is None else num_adapters * model.adapter(adapter_rank)
-    return model.stored_bytes * (model.numbers + adapters) / tensor_parallel
+    return SERVED_BYTES * (model.numbers + adapters) / tensor_parallel
 
 
 def pass_operations(model: Decoder, tokens: int, *, adapter: bool) -> float:

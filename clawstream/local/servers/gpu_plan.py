@@ -1,20 +1,21 @@
 """What each GPU of a machine would hold, and the largest way of training that fits. Nothing is asked of a GPU.
 
 The actor, rollout and judge get the GPUs that `clawstream launch` gives them. On a machine with one GPU trainer and
-engine are on it side by side.
+engine are on it side by side, which `launch` does not do.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from clawstream.config import KEYS_RANK, TrainingSettings
-from clawstream.local.servers.sglang_servers import GpuCounts, share_out
-from clawstream.training.footprint import Decoder, engine_bytes, pass_operations, trainer_bytes
+from clawstream.config import KEYS_RANK, Settings, TrainingSettings
+from clawstream.errors import ConfigError
+from clawstream.local.servers.sglang_servers import FLAGS, GpuCounts, adapter_flags, share_out
+from clawstream.training.footprint import FLOAT32, Decoder, engine_bytes, pass_operations, trainer_bytes
 
-ROOM = 1.3  # what torch reserved was up to 1.27 times what is told here (one H200, trainer_gpu.json)
+ROOM = 1.3  # what torch reserved was 1.08 to 1.26 times what is told here (one H200, trainer_gpu.json)
 STATIC_SHARE = 0.85  # of a GPU, for an engine's weights and cache; graphs and what a pass computes take the rest
 MICRO_BATCHES = (16_384, 8192, 4096)  # tokens
-ADAPTERS_LOADED = 3  # at most, while a version arrives
+ADAPTERS_LOADED = 4  # that `launch` has an engine make room for
 STEP_ANSWERS, STEP_TOKENS = 24, 1024  # of the step that is counted: 16 samples and 8 rehearsals, prompts included
 
 
@@ -64,6 +65,7 @@ class GpuPlan:
     judge_tensor_parallel: int
     cache_tokens: int  # that an engine's cache has room for
     static_share: float  # SGLang's --mem-fraction-static
+    engine_flags: tuple[str, ...]  # without which it neither says versions rightly nor loads adapters
     uses: tuple[GpuUse, ...] = field(default=())
     step_operations: float
     version_bytes: float  # of a published version, which engines read
@@ -75,86 +77,87 @@ class GpuPlan:
         return all(use.fits for use in self.uses)
 
 
-def plan_for(model: Decoder, judge: Decoder, gpus: Gpus, training: TrainingSettings, *, context_tokens: int) -> GpuPlan:
+def plan_for(model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, *, context_tokens: int) -> GpuPlan:
     """Return the first plan that fits: all weights before an adapter, long passes before short ones.
 
-    Settings that say `lora_rank` or `micro_batch_tokens` are kept to. Where nothing fits, the plan that needs least of
-    its fullest GPU is returned. An engine's cache is to hold `context_tokens`.
+    What the settings say under [training] is kept to. Where nothing fits, the plan that needs least of its fullest GPU
+    is returned. A conversation of `context_tokens` has to fit into an engine's cache, and into the trainer as a sample.
+    Raises ConfigError for Megatron, which is not planned for.
     """
-    found = [_with(one, model, judge, gpus, context_tokens) for one in _ways(training, alone=gpus.count == 1)]
+    if settings.training.trainer != "torch":
+        raise ConfigError(
+            'training.trainer = "megatron": its memory is not told here, torch\'s is. Nothing was planned. Leave the '
+            "setting out for a plan"
+        )
+    found = [_with(one, model, judge, gpus, context_tokens) for one in _ways(settings, context_tokens)]
     fitting = next((one for one in found if one.fits), None)
     return fitting or min(found, key=lambda one: max(use.peak_bytes for use in one.uses))
 
 
-def what_fits(
-    model: Decoder, judge: Decoder, gpus: Gpus, training: TrainingSettings, *, context_tokens: int
-) -> Gpus | None:
-    """Return the fewest GPUs of the same size that would do, up to 64; None: none do."""
-    for count in (2, 4, 8, 16, 32, 64):
+def what_fits(model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, *, context_tokens: int) -> Gpus | None:
+    """Return the fewest GPUs of the same size that would do, of up to 64; None: none do."""
+    for count in range(gpus.count + 1, 65):
         more = Gpus(count=count, size_bytes=gpus.size_bytes)
-        if count > gpus.count and plan_for(model, judge, more, training, context_tokens=context_tokens).fits:
+        if plan_for(model, judge, more, settings, context_tokens=context_tokens).fits:
             return more
     return None
 
 
-def _ways(training: TrainingSettings, *, alone: bool) -> Iterator[TrainingSettings]:
+def _ways(settings: Settings, context_tokens: int) -> Iterator[Settings]:
+    training = settings.training
     said = training.model_fields_set
-    adapter = training.lora_rank or KEYS_RANK
-    ranks = (training.lora_rank,) if "lora_rank" in said else (adapter,) if alone else (None, adapter)
-    sizes = (training.micro_batch_tokens,) if "micro_batch_tokens" in said else MICRO_BATCHES
+    ranks = (training.lora_rank,) if "lora_rank" in said else (None, KEYS_RANK)
+    sizes = [size for size in MICRO_BATCHES if size >= context_tokens] or [MICRO_BATCHES[0]]
+    usual = {"dtype": "bfloat16", "gradient_checkpointing": True}
     for rank in ranks:
-        for size in sizes:
-            update = {"lora_rank": rank, "micro_batch_tokens": size, "dtype": "bfloat16"}
-            yield training.model_copy(update=update | {"gradient_checkpointing": True})
+        for size in sizes[:1] if "micro_batch_tokens" in said else sizes:
+            chosen = usual | {"micro_batch_tokens": size, "lora_rank": rank}
+            update = {name: value for name, value in chosen.items() if name not in said}
+            yield settings.model_copy(update={"training": training.model_copy(update=update)})
 
 
-def _with(training: TrainingSettings, model: Decoder, judge: Decoder, gpus: Gpus, context_tokens: int) -> GpuPlan:
-    alone = gpus.count == 1
+def _with(settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, context_tokens: int) -> GpuPlan:
+    training, alone = settings.training, gpus.count == 1
     counts = GpuCounts(machine=1, actor=1, rollout=1, judge=0) if alone else share_out(gpus.count, None, None, None)
-    training = training.model_copy(update={"trainer": "torch", "processes": counts.actor})
-    trained = trainer_bytes(model, training)
+    if "processes" not in training.model_fields_set:
+        training = training.model_copy(update={"processes": counts.actor})
+    trained = trainer_bytes(model, training, sample_tokens=context_tokens)
     taken = ROOM * sum(trained.values())
     rank = training.lora_rank
     room = STATIC_SHARE * (gpus.size_bytes - (taken if alone else 0.0))
     tp, weights = _cut(model, counts.rollout, room, context_tokens, rank=rank)
     judge_tp, judging = _cut(judge, max(counts.judge, 1), STATIC_SHARE * gpus.size_bytes, context_tokens, rank=None)
-    cached = model.cached_bytes(tp)
-    needed = (weights + context_tokens * cached) / STATIC_SHARE
-    engine = {"engine weights": weights, "cache of one context": context_tokens * cached}
+    served = _served(weights, model, tp, context_tokens)
+    judged = _served(judging, judge, judge_tp, context_tokens)
+    needed = sum(served.values()) / STATIC_SHARE
+    held = [("actor", trained, taken)] * counts.actor
+    if alone:
+        held = [("actor and rollout", trained | served, taken + needed)]
+    else:
+        held += [("rollout", served, needed)] * counts.rollout
+    held += [("judge", judged, sum(judged.values()) / STATIC_SHARE)] * counts.judge
     uses = [
-        GpuUse(
-            number=number, role="actor and rollout" if alone else "actor",
-            bytes_by_use=trained | (engine if alone else {}), peak_bytes=taken + (needed if alone else 0.0),
-            of_bytes=gpus.size_bytes,
-        )
-        for number in range(counts.actor)
-    ]  # fmt: skip
-    served = () if alone else range(counts.actor, counts.actor + counts.rollout)
-    uses += [
-        GpuUse(number=n, role="rollout", bytes_by_use=engine, peak_bytes=needed, of_bytes=gpus.size_bytes)
-        for n in served
+        GpuUse(number=number, role=role, bytes_by_use=uses, peak_bytes=peak, of_bytes=gpus.size_bytes)
+        for number, (role, uses, peak) in enumerate(held)
     ]
-    context = {"engine weights": judging, "cache of one context": context_tokens * judge.cached_bytes(judge_tp)}
-    uses += [
-        GpuUse(
-            number=len(uses) + n, role="judge", bytes_by_use=context,
-            peak_bytes=sum(context.values()) / STATIC_SHARE, of_bytes=gpus.size_bytes,
-        )
-        for n in range(counts.judge)
-    ]  # fmt: skip
     numbers = model.numbers if rank is None else model.adapter(rank)
-    stored = model.stored_bytes if rank is None else 4
+    stored = model.stored_bytes if rank is None else FLOAT32
     return GpuPlan(
         training=training,
         tensor_parallel=tp,
         judge_tensor_parallel=judge_tp,
-        cache_tokens=max(0, int((room - weights) / cached)),
+        cache_tokens=max(0, int((room - weights) / model.cached_bytes(tp))),
         static_share=max(0.0, room / gpus.size_bytes),
+        engine_flags=(*FLAGS, *adapter_flags(settings)),
         uses=tuple(uses),
-        step_operations=pass_operations(model, STEP_ANSWERS * STEP_TOKENS, adapter=rank is not None),
+        step_operations=training.epochs * pass_operations(model, STEP_ANSWERS * STEP_TOKENS, adapter=rank is not None),
         version_bytes=float(stored * numbers),
-        state_bytes=float((2 if stored == 4 else 3) * 4 * numbers),
+        state_bytes=float((2 if stored == FLOAT32 else 3) * FLOAT32 * numbers),  # moments, and exact weights
     )
+
+
+def _served(weights: float, model: Decoder, tp: int, context_tokens: int) -> dict[str, float]:
+    return {"engine weights": weights, "cache of one conversation": context_tokens * model.cached_bytes(tp)}
 
 
 def _cut(model: Decoder, count: int, room: float, context_tokens: int, *, rank: int | None) -> tuple[int, float]:

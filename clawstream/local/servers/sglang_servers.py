@@ -58,7 +58,8 @@ def _way_out(machine: int) -> str:
     if machine == 1:
         return (
             "Training and serving take a GPU each: with one, give it to SGLang, start that yourself, and run "
-            "`clawstream up` with engine.urls and an empty CUDA_VISIBLE_DEVICES"
+            "`clawstream up` with engine.urls and an empty CUDA_VISIBLE_DEVICES; `clawstream plan` says whether both "
+            "fit on it side by side"
         )
     return "Lower one (PRM_GPUS=0: judges elsewhere, by judge.url)"
 

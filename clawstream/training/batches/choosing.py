@@ -83,8 +83,13 @@ def corrects(sample: SampleAssembled, rules: BatchRules) -> bool:
     """
     if not rules.corrects or not rules.hints_count or sample.hint is None:
         return False
-    said = sample.hint_id is None and sample.refreshed_id in (None, refreshed_id_of(sample.turn_id, FOR_A_LATE_SAMPLE))
-    return said and hint_counts(sample, by_engine=rules.by_engine) and sample.sampling.of_the_policy
+    return is_just_said(sample) and hint_counts(sample, by_engine=rules.by_engine) and sample.sampling.of_the_policy
+
+
+def is_just_said(sample: SampleAssembled) -> bool:
+    """Return whether the sample's hint was said of this answer, not of another one to the same prompt."""
+    of_this = sample.refreshed_id in (None, refreshed_id_of(sample.turn_id, FOR_A_LATE_SAMPLE))
+    return sample.hint is not None and sample.hint_id is None and of_this
 
 
 def to_correct(waiting: Iterable[Arrival], rules: BatchRules) -> tuple[SampleAssembled, ...]:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from clawstream.config import TrainingSettings
 from clawstream.events import SampleAssembled
+from clawstream.training.batches.choosing import corrected_hint
 from clawstream.training.batches.trainable import hint_counts, offers
 from clawstream.training.model import Model, TokenScores, Top, Weights
 from clawstream.training.step.carried import JudgeAccuracy
@@ -93,8 +94,9 @@ class Scored:
 
     def pull(self, index: int) -> Tensor:
         """How much the divergence counts [T]; empty: fully, as in any answer that was scored or is to a new hint."""
-        is_old = self.wanted(index) is None and self.samples[index].hint_id not in self.corrected
-        return self.pulls.get(index, _FULLY) if is_old else _FULLY
+        sample, pull_T = self.samples[index], self.pulls.get(index, _FULLY)
+        is_new = sample.hint is not None and (sample.hint_id or corrected_hint(sample)) in self.corrected
+        return _FULLY if is_new or self.wanted(index) is not None else pull_T
 
     def open_nats(self, index: int) -> float | None:
         """The mean over tokens of the sampling policy's log-prob less the teacher's.

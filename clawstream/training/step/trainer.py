@@ -20,7 +20,7 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, TrainingDiverged, UnusableCheckpoint
 from clawstream.events import FollowedHint, KeptHint, Rehearsed, SampleAssembled
 from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
-from clawstream.training.batches.choosing import corrected_hint
+from clawstream.training.batches.choosing import corrected_hint, is_just_said
 from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.trainable import hint_counts
 from clawstream.training.gating import Gate, refused
@@ -191,7 +191,7 @@ class Trainer:
             advantages=None if advantages is None else [advantages[i] for i in mine],
             tool_baseline=0.0 if self._settings.as_published else self._carried.tool_calls.baseline,
             judges=None if self._settings.as_published else self._carried.judges,
-            corrected={corrected_hint(s) for s in samples if s.hint and s.hint_id is None and self._settings.corrects},
+            corrected={corrected_hint(s) for s in samples if self._settings.corrects and is_just_said(s)},
         )  # fmt: skip
 
     def choose_hints(self, samples: Sequence[SampleAssembled]) -> tuple[int, ...]:

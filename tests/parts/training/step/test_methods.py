@@ -267,19 +267,35 @@ def test_how_far_a_hint_moves_the_base_is_known_of_each_hinted_answer(base: Path
 
 
 @pytest.mark.parametrize(
-    ("cadence", "just_said", "pulled"),
-    [("correction", True, True), ("correction", False, False), ("batch", True, False)],
+    ("cadence", "answers", "fully"),
+    [
+        ("correction", "the new hint", True),
+        ("correction", "a hint of before", False),
+        ("correction", "as the correction itself", True),
+        ("batch", "the new hint", False),
+    ],
 )
 def test_an_answer_to_a_hint_that_was_just_said_is_pulled_everywhere_where_corrections_are_trained_on_at_once(
-    base: Path, cadence: str, just_said: bool, pulled: bool
+    base: Path, cadence: str, answers: str, fully: bool
 ) -> None:
     """The hint was said of a sample that another process of the trainer has in its share."""
     trainer = Trainer(base, with_settings(method="combined", cadence=cadence))
-    correction = said_nothing_by(tiny.sample("correction"))
-    hint_id = corrected_hint(correction) if just_said else "another"
-    answer = replace(said_nothing_by(tiny.sample("answer", reward=None)), hint_id=hint_id)
+    correction = said_nothing_by(tiny.sample("correction", reward=None))
+    answer = said_nothing_by(tiny.sample("answer", reward=None))
+    if answers == "the new hint":
+        answer = replace(answer, hint_id=corrected_hint(correction))
+    elif answers == "a hint of before":
+        answer = replace(answer, hint="another", hint_id=corrected_hint(replace(answer, hint="another")))
     scored = trainer._score(on_policy(trainer, [correction, answer]), [1], None)
-    assert scored.pull(0).tolist() == ([] if pulled else [0.0] * len(answer.response_ids))
+    assert scored.pull(0).tolist() == ([] if fully else [0.0] * len(answer.response_ids))
+
+
+def test_an_answer_given_again_to_a_hint_s_prompt_makes_no_correction_of_that_hint(base: Path) -> None:
+    trainer = Trainer(base, with_settings(method="combined", cadence="correction"))
+    again = replace(said_nothing_by(tiny.sample("again", reward=None)), refreshed_id="one of several answers")
+    rehearsal = replace(said_nothing_by(tiny.sample("rehearsal", reward=None)), hint_id=corrected_hint(again))
+    scored = trainer._score(on_policy(trainer, [again, rehearsal]), [1], None)
+    assert scored.pull(0).tolist() == [0.0] * len(rehearsal.response_ids)
 
 
 def teach(trainer: Trainer) -> None:
