@@ -113,8 +113,7 @@ def test_an_engine_that_one_gpu_can_not_hold_is_cut_and_its_cache_with_it() -> N
     whole, half = (next(use for use in one.uses if use.role == "rollout").bytes_by_use for one in (found, cut))
     assert half == {name: pytest.approx(value / 2) for name, value in whole.items()}
     assert whole["cache of one conversation"] == pytest.approx(2 * 64 * 1024 * 2 * 8192)  # keys, values; bfloat16
-    odd = planned("qwen3-32b", "6x80GB", lora_rank=16)
-    assert 8 % odd.tensor_parallel == 0, "heads are shared out evenly"
+    assert planned("qwen3-32b", "12x48GB").tensor_parallel == 1, "three GPUs are not shared out to engines of two"
 
 
 def test_a_judge_of_its_own_is_counted_on_its_gpus() -> None:
@@ -142,6 +141,12 @@ def test_a_version_is_written_as_engines_read_it_and_its_state_exactly(
     found, model = planned("qwen3-0.6b", "8x80GB", lora_rank=rank), decoder("qwen3-0.6b")
     numbers = model.numbers if rank is None else model.adapter(rank)
     assert (found.version_bytes, found.state_bytes) == (version * numbers, state * numbers)
+
+
+@pytest.mark.parametrize(("rank", "operations"), [(None, 6), (16, 4)])
+def test_no_gradient_of_a_frozen_number_is_counted(rank: int | None, operations: int) -> None:
+    found = planned("qwen3-0.6b", "8x80GB", lora_rank=rank)
+    assert found.step_operations == operations * 24 * 1024 * decoder("qwen3-0.6b").numbers
 
 
 def test_what_does_not_fit_is_told_the_fewest_that_would_do() -> None:
