@@ -45,7 +45,7 @@ class GpuUse:
     """What one GPU holds."""
 
     number: int
-    role: str  # actor, rollout or judge, or actor and rollout
+    role: str  # actor, rollout or judge, actor and rollout, or actor without a process
     bytes_by_use: Mapping[str, float]
     peak_bytes: float  # of all uses, and of what is reserved beside them
     of_bytes: float
@@ -130,7 +130,8 @@ def _with(settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, contex
     served = _served(weights, model, tp, context_tokens)
     judged = _served(judging, judge, judge_tp, context_tokens)
     needed = sum(served.values()) / STATIC_SHARE
-    held = [("actor", trained, taken)] * counts.actor
+    busy = min(counts.actor, training.processes)
+    held = [("actor", trained, taken)] * busy + [("actor without a process", {}, 0.0)] * (counts.actor - busy)
     if alone:
         held = [("actor and rollout", trained | served, taken + needed)]
     else:
