@@ -16,6 +16,7 @@ from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import text_config
 from clawstream.layout import show
 from clawstream.local.servers.gpu_plan import (
+    MOST_GPUS,
     ROOM,
     STATIC_SHARE,
     STEP_ANSWERS,
@@ -42,7 +43,9 @@ def plan(
     """Say what each GPU would hold, and which way of training fits; nothing is started."""
     machine = Gpus.of(gpus)
     if machine is None:
-        raise ConfigError(f"--gpus {gpus}: expected a number and a size, such as 4x24GB. Nothing was planned")
+        raise ConfigError(
+            f"--gpus {gpus}: expected a number up to {MOST_GPUS} and a size, such as 4x24GB. Nothing was planned"
+        )
     settings = Context.of(context).settings()
     model, judging = _decoder(base), _decoder(judge or base)
     for folder, one in ((base, model), (judge or base, judging)):
@@ -56,11 +59,11 @@ def plan(
         typer.echo(json.dumps(_plain(found), indent=1))
     else:
         _print(found, model, machine, context_tokens)
-    if machine.count < 3 and (judge is not None or settings.judge.url is None):
+    if not any(use.role == "judge" for use in found.uses) and (judge is not None or settings.judge.url is None):
         typer.echo("no GPU is left for a judge: judge.url names one elsewhere", err=True)
     if not found.fits:
         would = what_fits(model, judging, machine, settings, context_tokens=context_tokens)
-        instead = "64 of them would not do either" if would is None else f"{would} would do"
+        instead = f"{MOST_GPUS} of them would not do either" if would is None else f"{would} would do"
         raise ConfigError(f"{base} does not fit on {machine}: {_fullest(found)}; {instead}. Nothing was started")
 
 
@@ -85,6 +88,7 @@ def _fullest(found: GpuPlan) -> str:
 def _plain(found: GpuPlan) -> dict[str, Any]:
     return {
         "fits": found.fits,
+        "idle": found.idle,
         "gpus": [asdict(use) | {"fits": use.fits} for use in found.uses],
         "training": {name: getattr(found.training, name) for name in _SAID},
         "engine": {
@@ -109,6 +113,9 @@ def _print(found: GpuPlan, model: Decoder, gpus: Gpus, context_tokens: int) -> N
         peak = f"{first.peak_bytes / 1e9:.1f}" + ("" if first.fits else " (too much)")
         table.add_row(numbers, role, _held(first), peak, f"{first.of_bytes / 1e9:g}")
     show(console, table)
+    if found.idle:
+        numbers = ", ".join(map(str, found.idle))
+        typer.echo(f"Left idle, as training.processes is {found.training.processes}: GPU {numbers}.")
     typer.echo(
         f"A trainer's peak is {ROOM:g} times what its tensors have, as torch reserves more; an engine's weights and "
         f"cache get {STATIC_SHARE:.0%} of its peak."

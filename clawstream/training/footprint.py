@@ -1,7 +1,7 @@
 """How much memory a model takes where it is trained and where it is served, by arithmetic from its config.json.
 
 Counted are the tensors of torch's trainers as they hold them (one process, or FSDP over P), and an engine's weights and
-keys and values. All of the trainer's numbers are float32, of 4 bytes; an engine's have the type of the base's files.
+keys and values. All of the trainer's numbers are float32, of 4 bytes; an engine's have 2 bytes, as it rounds float32.
 What torch's allocator, CUDA and an engine's own buffers take besides is the caller's to leave room for.
 """
 
@@ -14,11 +14,14 @@ from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError
 
 FLOAT32 = 4
-LOGITS_BYTES = 2**29  # of a piece of the head (model.HEAD_BYTES)
+# Of logits at once; what is computed from them takes thrice that. More are cut into pieces, which the backward pass
+# computes again.
+HEAD_BYTES = 2**29
 HEAD_PIECES = 4  # logits and their log-softmax, and the gradients of both
 LAYERS_AT_ONCE = 2  # that FSDP has put together: the one that computes, and the next
 SERVED_BYTES = 2  # of a number in an engine, which rounds float32
-_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+# Causal, within a window or not, and nothing besides.
+DENSE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _STORED_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -69,8 +72,8 @@ class Decoder:
 
 def decoder_of(folder: Path, config: Mapping[str, Any]) -> Decoder:
     """Return the sizes by a folder's config.json; raises ConfigError for a model that is counted otherwise."""
-    if (family := config.get("model_type")) not in _FAMILIES:
-        raise _uncounted(folder, f"model_type = {family!r}", f"one of {', '.join(sorted(_FAMILIES))}")
+    if (family := config.get("model_type")) not in DENSE_FAMILIES:
+        raise _uncounted(folder, f"model_type = {family!r}", f"one of {', '.join(sorted(DENSE_FAMILIES))}")
     if config.get("quantization_config"):
         raise _uncounted(folder, "quantization_config", "the same model without it: quantized weights can't be trained")
     stored = config.get("dtype") or config.get("torch_dtype") or "float32"
@@ -131,7 +134,7 @@ def trainer_bytes(model: Decoder, training: TrainingSettings, *, sample_tokens: 
     put_together = _put_together(model, trained=rank is None) if processes > 1 else 0.0
     tokens = max(training.micro_batch_tokens, sample_tokens)  # a longer sample is a pass of its own
     kept, inner = _kept_bytes(model, training, tokens)
-    logits = min(LOGITS_BYTES, FLOAT32 * tokens * model.vocabulary)
+    logits = min(HEAD_BYTES, FLOAT32 * tokens * model.vocabulary)
     head = HEAD_PIECES * logits
     begins = kept + max(inner, head)  # of a later pass: the gradients of those before it are there
     ends = inner + (2 * FLOAT32 * model.embedding if rank is None else 0.0)

@@ -20,13 +20,10 @@ from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from clawstream.training.base_folder import key, stored
+from clawstream.training.footprint import HEAD_BYTES
 from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import micro_batches
-
-# Of logits at once; what is computed from them takes thrice that. More are cut into pieces, which the backward pass
-# computes again.
-HEAD_BYTES = 2**29
 
 Weights = Mapping[str, Tensor]
 T = TypeVar("T")

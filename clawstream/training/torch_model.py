@@ -34,12 +34,13 @@ from clawstream.training.base_folder import (
     stored_dtype,
     with_adapter,
 )
+from clawstream.training.footprint import DENSE_FAMILIES
 from clawstream.training.model import AnswerTensors, Model, Read, ScoreGroup
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import Pack, pack, packed_batches, side_by_side
 
 NAME = "clawstream_tree"
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # causal, within a window or not, and nothing besides
+FAMILIES = DENSE_FAMILIES  # whose answers may be computed in one row
 LARGE_TOKENS = 1024  # at most, of a block that needs a mask
 SMALL_TOKENS = 256  # subtrees side by side are one block up to so many: a mask costs less than another call
 ALONE_TOKENS = 32  # from so many on, what sees itself alone is a block without a mask, which costs a CPU less

@@ -5,7 +5,7 @@ engine are on it side by side, which `launch` does not do.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from clawstream.config import KEYS_RANK, Settings, TrainingSettings
 from clawstream.errors import ConfigError
@@ -15,6 +15,7 @@ from clawstream.training.footprint import FLOAT32, Decoder, engine_bytes, pass_o
 ROOM = 1.3  # what torch reserved was 1.08 to 1.26 times what is told here (one H200, trainer_gpu.json)
 STATIC_SHARE = 0.85  # of a GPU, for an engine's weights and cache; graphs and what a pass computes take the rest
 MICRO_BATCHES = (16_384, 8192, 4096)  # tokens
+MOST_GPUS = 64  # of a machine
 ADAPTERS_LOADED = 4  # that `launch` has an engine make room for
 STEP_ANSWERS, STEP_TOKENS = 24, 1024  # of the step that is counted: 16 samples and 8 rehearsals, prompts included
 
@@ -34,7 +35,7 @@ class Gpus:
             found = cls(count=int(count), size_bytes=float(size) * 1e9)
         except ValueError:
             return None
-        return found if found.count > 0 and 0 < found.size_bytes < float("inf") else None
+        return found if 0 < found.count <= MOST_GPUS and 0 < found.size_bytes < float("inf") else None
 
     def __str__(self) -> str:
         return f"{self.count}x{self.size_bytes / 1e9:g}GB"
@@ -45,7 +46,7 @@ class GpuUse:
     """What one GPU holds."""
 
     number: int
-    role: str  # actor, rollout or judge, actor and rollout, or actor without a process
+    role: str  # actor, rollout or judge, or actor and rollout
     bytes_by_use: Mapping[str, float]
     peak_bytes: float  # of all uses, and of what is reserved beside them
     of_bytes: float
@@ -66,7 +67,8 @@ class GpuPlan:
     cache_tokens: int  # that an engine's cache has room for
     static_share: float  # SGLang's --mem-fraction-static
     engine_flags: tuple[str, ...]  # without which it neither says versions rightly nor loads adapters
-    uses: tuple[GpuUse, ...] = field(default=())
+    uses: tuple[GpuUse, ...]
+    idle: tuple[int, ...]  # the actor's GPUs that no process of the trainer uses
     step_operations: float
     version_bytes: float  # of a published version, which engines read
     state_bytes: float  # beside it, to go on from
@@ -95,8 +97,8 @@ def plan_for(model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, *, 
 
 
 def what_fits(model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, *, context_tokens: int) -> Gpus | None:
-    """Return the fewest GPUs of the same size that would do, of up to 64; None: none do."""
-    for count in range(gpus.count + 1, 65):
+    """Return the fewest GPUs of the same size that would do, of up to `MOST_GPUS`; None: none do."""
+    for count in range(gpus.count + 1, MOST_GPUS + 1):
         more = Gpus(count=count, size_bytes=gpus.size_bytes)
         if plan_for(model, judge, more, settings, context_tokens=context_tokens).fits:
             return more
@@ -121,6 +123,11 @@ def _with(settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, contex
     counts = GpuCounts(machine=1, actor=1, rollout=1, judge=0) if alone else share_out(gpus.count, None, None, None)
     if "processes" not in training.model_fields_set:
         training = training.model_copy(update={"processes": counts.actor})
+    if training.processes > counts.actor:
+        raise ConfigError(
+            f"training.processes is {training.processes}, and of {gpus} the actor gets {counts.actor}: each process "
+            "has a GPU of its own. Nothing was planned. Leave the setting out, or name more GPUs"
+        )
     trained = trainer_bytes(model, training, sample_tokens=context_tokens)
     taken = ROOM * sum(trained.values())
     rank = training.lora_rank
@@ -130,16 +137,16 @@ def _with(settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, contex
     served = _served(weights, model, tp, context_tokens)
     judged = _served(judging, judge, judge_tp, context_tokens)
     needed = sum(served.values()) / STATIC_SHARE
-    busy = min(counts.actor, training.processes)
-    held = [("actor", trained, taken)] * busy + [("actor without a process", {}, 0.0)] * (counts.actor - busy)
     if alone:
         held = [("actor and rollout", trained | served, taken + needed)]
     else:
-        held += [("rollout", served, needed)] * counts.rollout
+        held = [("actor", trained, taken)] * counts.actor + [("rollout", served, needed)] * counts.rollout
     held += [("judge", judged, sum(judged.values()) / STATIC_SHARE)] * counts.judge
+    idle = range(training.processes, counts.actor)
     uses = [
         GpuUse(number=number, role=role, bytes_by_use=uses, peak_bytes=peak, of_bytes=gpus.size_bytes)
         for number, (role, uses, peak) in enumerate(held)
+        if number not in idle
     ]
     numbers = model.numbers if rank is None else model.adapter(rank)
     stored = model.stored_bytes if rank is None else FLOAT32
@@ -151,6 +158,7 @@ def _with(settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, contex
         static_share=max(0.0, room / gpus.size_bytes),
         engine_flags=(*FLAGS, *adapter_flags(settings)),
         uses=tuple(uses),
+        idle=tuple(idle),
         step_operations=training.epochs * pass_operations(model, STEP_ANSWERS * STEP_TOKENS, adapter=rank is not None),
         version_bytes=float(stored * numbers),
         state_bytes=float((2 if stored == FLOAT32 else 3) * FLOAT32 * numbers),  # moments, and exact weights

@@ -54,6 +54,15 @@ def test_people_read_who_holds_what_and_how_it_is_started(qwen: Path) -> None:
     assert "no GPU is left for a judge" in alone.stderr
 
 
+def test_gpus_that_the_settings_leave_idle_are_said(qwen: Path) -> None:
+    settings = qwen / "clawstream.toml"
+    settings.write_text("[training]\nprocesses = 2\n")
+    command = ["-c", str(settings), "plan", "--base", str(qwen), "--gpus", "8x141GB"]
+    shown = CliRunner().invoke(app, command)
+    assert "Left idle, as training.processes is 2: GPU 2, 3." in shown.stdout
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["idle"] == [2, 3]
+
+
 def test_a_conversation_longer_than_the_model_s_context_is_refused(qwen: Path) -> None:
     command = ["plan", "--base", str(qwen), "--gpus", "8x80GB", "--context-tokens", "50000"]
     shown = CliRunner().invoke(app, command)
@@ -63,7 +72,10 @@ def test_a_conversation_longer_than_the_model_s_context_is_refused(qwen: Path) -
 
 @pytest.mark.parametrize(
     ("folder", "gpus", "said"),
-    [("qwen", "lots", "expected a number and a size"), ("nowhere", "4x24GB", "no config.json that can be read")],
+    [
+        ("qwen", "lots", "expected a number up to 64 and a size"),
+        ("nowhere", "4x24GB", "no config.json that can be read"),
+    ],
 )
 def test_what_can_not_be_read_is_said(qwen: Path, folder: str, gpus: str, said: str) -> None:
     base = qwen if folder == "qwen" else qwen / folder

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from clawstream.errors import GradientNotFinite, UnusableCheckpoint
 from clawstream.events import SampleAssembled
+from clawstream.training.footprint import HEAD_BYTES
 from clawstream.training.gating import write
 from clawstream.training.megatron.model import MegatronModel, join
 from clawstream.training.megatron.shape import Sizes
 from clawstream.training.megatron.weights import collected
-from clawstream.training.model import HEAD_BYTES
 from clawstream.training.step.losses import Suffix
 from tests.parts.training.step import head_memory
 
