@@ -47,6 +47,8 @@ def watch(command: list[str], *, stop_signal: int, grace_s: float) -> int:
         if woken in ready and any(number in _STOP_SIGNALS for number in os.read(woken, 1024)):
             break
     _end(server, stop_signal, grace_s)
+    for number in _STOP_SIGNALS:  # the interpreter's end makes a handler the default, and a late signal would kill us
+        signal.signal(number, signal.SIG_IGN)
     return server.returncode if server.returncode >= 0 else 128 - server.returncode
 
 

@@ -143,6 +143,22 @@ def test_stop_returns_when_the_server_is_gone_and_may_be_repeated(tmp_path: Path
     assert "no end within 0.2 s" in server_process.log_tail()
 
 
+def test_a_signal_that_comes_while_the_watcher_ends_does_not_change_the_status() -> None:
+    watching = subprocess.Popen(
+        [sys.executable, "-I", "-S", watcher.__file__, str(int(signal.SIGTERM)), "1", sys.executable, "-c", SERVES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert watching.stdin is not None
+    assert watching.stdout is not None
+    assert watching.stdout.readline() == b"serving\n"
+    watching.stdin.close()
+    while watching.poll() is None:
+        watching.send_signal(signal.SIGTERM)
+    watching.stdout.close()
+    assert watching.returncode == 128 + signal.SIGTERM
+
+
 def test_what_a_server_left_behind_in_its_group_ends_with_it(tmp_path: Path) -> None:
     leaves = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', sys.argv[1]]).pid, flush=True)"
     command = [sys.executable, "-c", f"{leaves}; import signal; print('serving', flush=True); signal.pause()", STUBBORN]
