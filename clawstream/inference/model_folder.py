@@ -169,11 +169,11 @@ def files_of(manifest: bytes) -> Sequence[File]:
 def put_whole(writing: Path, place: Path) -> None:
     """Force a version's files to disk, then rename their folder to its place; what was there is replaced."""
     for path in [*writing.rglob("*"), writing]:
-        _sync(path)
+        force_to_disk(path)
     if place.exists():
         remove_whole(place)
     writing.rename(place)
-    _sync(place.parent)
+    force_to_disk(place.parent)
 
 
 def remove_whole(folder: Path) -> None:
@@ -182,11 +182,12 @@ def remove_whole(folder: Path) -> None:
     if aside.exists():
         shutil.rmtree(aside)
     folder.rename(aside)
-    _sync(folder.parent)
+    force_to_disk(folder.parent)
     shutil.rmtree(aside)
 
 
-def _sync(path: Path) -> None:
+def force_to_disk(path: Path) -> None:
+    """Return once the file, or the folder's list of names, survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,9 @@
 """Versions of a policy as folders, each whole or not there at all, and offered to engines on other machines.
 
 A folder is written beside its place, the manifest last, and renamed once every file is on disk. So a folder whose
-manifest agrees with its files is complete; any other is refused or skipped.
+manifest agrees with its files is complete; any other is refused or skipped. The state that training goes on from is a
+folder within the version's, whole or not there in the same way. It is written once the version is published, and is
+several times as large as the weights. A version whose state is missing is served, and its step is taken again.
 
 Another machine fetches GET /versions/v000007/manifest.json, then each file that the manifest names. Nothing else of the
 disk can be fetched. An interrupted download goes on where it stopped (RFC 9110, 14: Range).
@@ -14,7 +16,8 @@ import logging
 import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Container, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +31,10 @@ from clawstream.inference.http_borders import guard_origin
 from clawstream.inference.model_folder import (
     ADAPTER_CONFIG,
     MANIFEST,
+    STATE_FOLDER,
     File,
     files_of,
+    force_to_disk,
     put_whole,
     remove_whole,
     sha256_of_file,
@@ -40,6 +45,7 @@ from clawstream.locks import locked
 log = logging.getLogger(__name__)
 
 FORMAT = 1
+HASHED_AT_ONCE = 8
 _LOCK = ".lock"
 _NAME = re.compile(r"v(\d{6,})")
 _ASIDE = re.compile(r"\.(writing|removing)-v\d{6,}")
@@ -84,22 +90,37 @@ def alone_on(root: Path) -> Iterator[None]:
 
 
 def write(root: Path, plan: BatchPlanned, step: StepTaken, save: Callable[[Path], None]) -> Checkpoint:
-    """Let `save` fill a folder, then put it whole in its place; a broken folder of the same version is replaced."""
-    root.mkdir(parents=True, exist_ok=True)
+    """Let `save` fill a folder with what engines load, then put it whole in its place; what was there is replaced."""
     target = root / version_name(plan.policy_version)
-    writing = root / f".writing-{target.name}"
+    _write(target, save, lambda files: _manifest(plan, step, files))
+    return read(target, contents=False)
+
+
+def write_state(version: Path, save: Callable[[Path], None]) -> None:
+    """Let `save` fill a folder with what training goes on from, then put it whole beside the version's weights."""
+    _write(version / STATE_FOLDER, save, lambda files: _as_json({"files": [asdict(file) for file in files]}))
+
+
+def _write(place: Path, save: Callable[[Path], None], manifest: Callable[[tuple[File, ...]], bytes]) -> None:
+    writing = place.with_name(f".writing-{place.name}")
     if writing.exists():
         shutil.rmtree(writing)
-    writing.mkdir()
+    writing.mkdir(parents=True)
     save(writing)
-    files = tuple(
-        File(name=p.relative_to(writing).as_posix(), num_bytes=p.stat().st_size, sha256=sha256_of_file(p))
-        for p in sorted(writing.rglob("*"))
-        if p.is_file()
-    )
-    (writing / MANIFEST).write_bytes(_manifest(plan, step, files))
-    put_whole(writing, target)
-    return read(target, contents=False)
+    (writing / MANIFEST).write_bytes(manifest(_on_disk(writing)))
+    put_whole(writing, place)
+
+
+def _on_disk(folder: Path) -> tuple[File, ...]:
+    """Return all files of the folder, hashed while they are forced to disk."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+        forced, hashes = pool.map(force_to_disk, paths), pool.map(sha256_of_file, paths)
+        list(forced)
+        return tuple(
+            File(name=path.relative_to(folder).as_posix(), num_bytes=path.stat().st_size, sha256=sha256)
+            for path, sha256 in zip(paths, hashes, strict=True)
+        )
 
 
 def read(folder: Path, *, contents: bool = True) -> Checkpoint:
@@ -122,11 +143,47 @@ def read(folder: Path, *, contents: bool = True) -> Checkpoint:
     return checkpoint
 
 
+def resumable(folder: Path) -> Checkpoint:
+    """Return the checkpoint, once it is verified together with the state that training goes on from.
+
+    Raises UnusableCheckpoint as `read` does.
+    """
+    checkpoint = read(folder)
+    if not all(file.is_for_engines for file in checkpoint.files):
+        return checkpoint  # written by a release that had one manifest for both
+    state = folder / STATE_FOLDER
+    try:
+        files = files_of((state / MANIFEST).read_bytes())
+    except OSError as error:
+        raise _unusable(folder, STATE_FOLDER, "no manifest", "one, which is written once the state is whole") from error
+    except ValueError as error:
+        raise _unusable(state, MANIFEST, str(error), "a manifest") from error
+    for file in files:
+        _verify(state, file, contents=True)
+    return checkpoint
+
+
+def standing(root: Path, version: int) -> Checkpoint | None:
+    """Return the version if its weights are complete, whatever its state; None: it has to be written."""
+    with suppress(UnusableCheckpoint):
+        return read(root / version_name(version))
+    return None
+
+
 def latest(root: Path) -> Checkpoint | None:
-    """Return the newest complete checkpoint; incomplete ones are skipped and logged. None: there is none."""
-    for version in sorted(_versions(root), reverse=True):
+    """Return the newest checkpoint that training can go on from; others are skipped and logged. None: there is none."""
+    return _newest(root, resumable, above=-1)
+
+
+def unfinished(root: Path, *, above: int) -> Checkpoint | None:
+    """Return the newest version above that one whose weights are complete, whatever its state; None: there is none."""
+    return _newest(root, read, above=above)
+
+
+def _newest(root: Path, verified: Callable[[Path], Checkpoint], *, above: int) -> Checkpoint | None:
+    for version in sorted((version for version in _versions(root) if version > above), reverse=True):
         try:
-            return read(root / version_name(version))
+            return verified(root / version_name(version))
         except UnusableCheckpoint as error:
             log.warning("checkpoint_passed_over version=%d reason=%s", version, error)
     return None
@@ -157,6 +214,10 @@ def _manifest(plan: BatchPlanned, step: StepTaken, files: tuple[File, ...]) -> b
     """Return the manifest; no byte follows its closing brace, so a manifest cut anywhere is not valid."""
     planned = asdict(plan) | {"settings": plan.settings.decode()}
     body = {"format": FORMAT, "plan": planned, "step": asdict(step), "files": [asdict(file) for file in files]}
+    return _as_json(body)
+
+
+def _as_json(body: dict[str, Any]) -> bytes:
     return json.dumps(body, indent=1).encode()
 
 

@@ -35,7 +35,7 @@ from clawstream.training.batches.planning import Batch, Batcher, turn_of
 from clawstream.training.batches.progress import PolicyProgress, gone, rejection
 from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.trainable import ModelLimits
-from clawstream.training.checkpoints import latest, prune, read
+from clawstream.training.checkpoints import latest, prune, read, resumable, unfinished
 from clawstream.training.rehearsing import Rehearsing
 from clawstream.training.stepping import Stepper
 
@@ -89,8 +89,14 @@ class PolicyLoop:
         missing: list[PolicyEvent] = []
         if self._began_with is None and self._first_version not in self._progress.published:
             missing.append(self._first_publication())
-        if self._checkpoint is not None:
-            missing += self._progress.missing_events(self._checkpoint, now_ms=now_ms())
+        cut_short = unfinished(self._settings.checkpoints_dir, above=self._version)
+        if cut_short is not None:
+            log.warning(
+                "version=%d state=missing reason=the trainer ended before it was written: its step is taken again, and "
+                "its weights stay", cut_short.version,
+            )  # fmt: skip
+        for checkpoint in filter(None, (self._checkpoint, cut_short)):
+            missing += self._progress.missing_events(checkpoint, now_ms=now_ms())
         await self._write(missing)
         written = self._progress.pending(self._version)
         self.samples.turn_to(written[0].replay if written else self.samples.wanted, executed_version=self._decided)
@@ -243,10 +249,10 @@ class PolicyLoop:
     def _folder_of(self, version: int) -> Path | None:
         """Return where a version lies, verified; None: it is the base. Raises UnusableCheckpoint."""
         if version == self._first_version:
-            return None if self._start is None else read(self._start).path
+            return None if self._start is None else resumable(self._start).path
         if self._checkpoint is not None and version == self._checkpoint.version:
             return self._checkpoint.path
-        return read(self.folder_of(version)).path
+        return resumable(self.folder_of(version)).path
 
     async def _with_hints_chosen(
         self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]
@@ -277,14 +283,17 @@ class PolicyLoop:
             recorded=recorded, rejected=rejected, trials=self._trials(samples, recorded),
             held=self.rehearsing.held,
         )  # fmt: skip
-        outcome = await asyncio.get_running_loop().run_in_executor(self._parts.thread, execute)
+        in_thread = partial(asyncio.get_running_loop().run_in_executor, self._parts.thread)
+        outcome = await in_thread(execute)
         if isinstance(outcome, StepRejected):
             await self._reject(plan, outcome)
             await self._rehearse(plan, None)
             return
+        # Engines take the weights over while the state, several times as large, is written.
+        await self._write(self._progress.missing_events(outcome, now_ms=now_ms()))
+        await in_thread(self._parts.stepper.keep, outcome)
         checkpoint = self._checkpoint = outcome
         await self.samples.executed(plan)
-        await self._write(self._progress.missing_events(checkpoint, now_ms=now_ms()))
         step = checkpoint.step
         await self._rehearse(plan, step, samples)
         log.info(

@@ -301,8 +301,12 @@ class Team:
         return chosen
 
     def save(self, folder: Path) -> None:
-        """Write the weights for engines, and beside them all that `restore` needs, in any number of processes."""
+        """Write what engines load."""
         self._call("save", folder)
+
+    def save_state(self, folder: Path) -> None:
+        """Write what `restore` needs beside the weights, in any number of processes."""
+        self._call("save_state", folder)
 
     def restore(self, folder: Path | None) -> None:
         """Go on from a checkpoint of this policy, whichever trainer wrote it; None: from its start."""

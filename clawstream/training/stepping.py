@@ -20,7 +20,7 @@ from clawstream.training.base_folder import refuse_quantized, threads_for
 from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.progress import rejection, step_taken
 from clawstream.training.batches.trainable import ModelLimits, flaw, with_offer
-from clawstream.training.checkpoints import Checkpoint, write
+from clawstream.training.checkpoints import Checkpoint, standing, write, write_state
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.processes import Team, device_of
 from clawstream.training.step.trainer import Trainer
@@ -43,7 +43,7 @@ class Stepper:
         self._machine = machine
         self._limits = limits
         self._team: Team | None = None  # while its processes run
-        # The settings, the policy and version that the trainer holds (None: its step was rejected), the trainer.
+        # The settings, the policy and version that the trainer holds (None: no step may begin there), the trainer.
         self._trainer: tuple[TrainingSettings, tuple[str, int] | None, Trainer | Team] | None = None
 
     def execute(
@@ -52,12 +52,13 @@ class Stepper:
         held: Collection[str] = (),
     ) -> Checkpoint | StepRejected:  # fmt: skip
         """Take the plan's step on these samples; return its checkpoint, complete in `versions`, or the step's
-        rejection.
+        rejection. A checkpoint can be served, and has no state to go on from before `keep`.
 
-        Samples that no step can be taken on are left out; only plans by older releases name such. `parent` is the
-        verified folder of the parent version; None: the parent is the base. `recorded` is the step as it stands on the
-        log, `rejected` the earlier versions that were never published. `trials` and the ids of `held` hints are for a
-        new step; both come from the hint memory.
+        A version that is whole in `versions` already is in use, and stays as it is. Samples that no step can be taken
+        on are left out; only plans by older releases name such. `parent` is the verified folder of the parent version;
+        None: the parent is the base. `recorded` is the step as it stands on the log, `rejected` the earlier versions
+        that were never published. `trials` and the ids of `held` hints are for a new step; both come from the hint
+        memory.
         """
         started_s = time.perf_counter()
         settings = self._settings_of(plan, recorded=recorded is not None)
@@ -75,9 +76,15 @@ class Stepper:
             return rejection(plan, str(why), step_ms=_ms_since(started_s), now_ms=now_ms())
         step_ms = _ms_since(started_s)
         step = recorded or step_taken(plan, usable, update, rejected=rejected, step_ms=step_ms, now_ms=now_ms())
-        checkpoint = write(versions, plan, step, trainer.save)
-        self._trainer = (settings, (plan.policy_id, plan.policy_version), trainer)
+        in_use = standing(versions, plan.policy_version)
+        checkpoint = in_use or write(versions, plan, step, trainer.save)
+        self._trainer = (settings, None if in_use else (plan.policy_id, plan.policy_version), trainer)
         return checkpoint
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Write, beside the weights, the state that training goes on from after the step that was just executed."""
+        assert self._trainer is not None, "nothing was executed"
+        write_state(checkpoint.path, self._trainer[2].save_state)
 
     def choose(
         self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...], *, parent: Path | None, recorded: bool

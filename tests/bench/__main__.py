@@ -21,6 +21,7 @@ COMMANDS = (
     "screen",
     "survey",
     "speed",
+    "serving",
 )  # each in its module
 
 

@@ -21,6 +21,7 @@ from clawstream.simulation.policy.recipe import base_policy
 from clawstream.training.step.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
+from tests.keeping import keep
 from tests.parts.training.planted import FAULTS, always_good
 
 SETTINGS = TrainingSettings(learning_rate=2e-4)
@@ -46,7 +47,7 @@ def gate(
         for version in range(1, min(STEPS_A_RUN, num_null - steps) + 1):
             samples = students.samples(trainer, version=version - 1)
             with tempfile.TemporaryDirectory() as kept:
-                trainer.save(Path(kept))
+                keep(trainer, Path(kept))
                 if version - 1 in PLANTED_AFTER:
                     for name, steps_until in caught.items():
                         steps_until.append(_until_caught(base, Path(kept), name, version, seed))

@@ -21,6 +21,7 @@ from clawstream.simulation.runs.scenarios import CASTS, SCENARIOS, blocks_of
 from clawstream.training.step.trainer import Trainer
 from tests.bench.people import People
 from tests.bench.report import report
+from tests.keeping import keep
 
 Method = Literal["combined", "binary", "opd", "topk"]
 Teacher = Literal["contrast", "reference"]
@@ -98,7 +99,7 @@ def _run(
             trainer, version=version - 1, count=settings.batch_samples, hinted_alone=settings.method in ("opd", "topk")
         )
         with tempfile.TemporaryDirectory() as folder:
-            trainer.save(Path(folder))
+            keep(trainer, Path(folder))
             try:
                 trainer.update(samples, version=version, seed=version, gated=True, num_rejected=in_a_row)
                 in_a_row = 0

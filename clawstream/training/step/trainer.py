@@ -222,21 +222,22 @@ class Trainer:
         return taken
 
     def save(self, folder: Path) -> None:
-        """Write the weights for engines, and beside them everything that `restore` needs."""
+        """Write what engines load."""
         self._model.save(folder)
-        state = folder / STATE_FOLDER
-        state.mkdir(exist_ok=True)
+
+    def save_state(self, folder: Path) -> None:
+        """Write what `restore` needs beside the weights; it is to be in the `STATE_FOLDER` of the weights' folder."""
         moments: dict[str, dict[str, Tensor]] = {}
         for name, moved in self._model.moved.items():
             for kind, value in self._optimizer.state.get(moved, {}).items():
                 moments.setdefault(kind, {})[name] = value
-        self._model.save_moments(state, moments)
+        self._model.save_moments(folder, moments)
         if self._model.rounds:
-            self._model.save_state(state, "masters", {"": dict(self._model.trained)})
+            self._model.save_state(folder, "masters", {"": dict(self._model.trained)})
         if not self._model.leads:
             return
         facts = {"base_sha256": self._base_sha256} | self._carried.plain()
-        (state / "state.json").write_text(json.dumps(facts))
+        (folder / "state.json").write_text(json.dumps(facts))
 
     def restore(self, folder: Path | None) -> None:
         """Go on from a checkpoint of this policy, as if this process had made it; None: from its start.
@@ -336,6 +337,7 @@ class Trainer:
             group["lr"] = rate
         with self._model.moving():
             self._optimizer.step()
+        self._forget_gradients()
         return norm
 
     def _forget_gradients(self) -> None:

@@ -59,6 +59,8 @@ def broken(events: Sequence[Event], policy: Path) -> list[str]:
     bad += [f"version {version} has a step and no plan" for version in steps if version not in plans]
     for folder in sorted(policy.glob("v*")):
         version = int(folder.name[1:])
+        if (folder / "trainer").exists() and whole(folder / "trainer") is None:
+            bad.append(f"the state of {folder.name} is in its place and not whole")
         if whole(folder) is None:
             bad.append(f"{folder.name} is not whole")
         elif version not in plans:

@@ -32,6 +32,7 @@ from clawstream.training.publishing import (
 from clawstream.training.step.carried import Carried
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
+from tests.keeping import keep
 from tests.parts.training import tiny
 from tests.parts.training.planted import FAULTS, always_good
 
@@ -70,7 +71,7 @@ def learned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for version in range(1, 5):
         trainer.update(answered(trainer, version), version=version, seed=version, gated=True)
     folder = tmp_path_factory.mktemp("learned")
-    trainer.save(folder)
+    keep(trainer, folder)
     return folder
 
 
@@ -172,8 +173,7 @@ def test_a_gate_changes_nothing_of_a_step_that_it_lets_pass(base: Path, learned:
     for name, gated in (("with", True), ("without", False)):
         trainer = of(base, learned)
         trainer.update(answered(trainer, 5), version=5, seed=5, gated=gated)
-        (tmp_path / name).mkdir()
-        trainer.save(tmp_path / name)
+        keep(trainer, tmp_path / name)
     for file in (tmp_path / "with").rglob("*"):
         if file.is_file():
             assert file.read_bytes() == (tmp_path / "without" / file.relative_to(tmp_path / "with")).read_bytes()
@@ -358,8 +358,7 @@ def test_a_judge_that_is_taken_as_it_is_stays_so_until_it_says_no(base: Path, tm
             trainer.restore(tmp_path / f"v{version - 1 - rejected}")
         else:
             told += "k"
-            (tmp_path / f"v{version}").mkdir()
-            trainer.save(tmp_path / f"v{version}")
+            keep(trainer, tmp_path / f"v{version}")
     alike = ALIKE_REWARDS // 16
     assert told == "k" * alike + "R" * 8 + "k" * (20 - alike - 8) + "k" + "k" * alike + "R" * 8 + "k"
 

@@ -90,7 +90,7 @@ def names(samples: Sequence[SampleAssembled]) -> list[str]:
     return sorted(sample.sample_id for sample in samples)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 async def test_a_trainer_killed_at_every_point_takes_the_steps_that_were_planned_and_each_once(
     kafka_bootstrap: str, topic_prefix: str, base: Path, tmp_path: Path
 ) -> None:

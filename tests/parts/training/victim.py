@@ -17,11 +17,13 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: F401  # seconds, which 
 
 from clawstream.cli import main
 from clawstream.events import BatchPlanned, Event, PolicyPublished
-from clawstream.inference.model_folder import MANIFEST
+from clawstream.inference.model_folder import MANIFEST, STATE_FOLDER
 from clawstream.stream.kafka.kafka_log import KafkaLog
 from clawstream.training import loop, stepping  # noqa: F401
 from clawstream.training.step.trainer import Trainer
 from tests.forks import forking
+
+WEIGHTS, STATE = ".writing-v", f".writing-{STATE_FOLDER}"  # folders that are not in their place yet
 
 
 class Point(StrEnum):
@@ -39,6 +41,11 @@ class Point(StrEnum):
     BEFORE_PUBLISHING = "before publishing"
     IN_PUBLISHING = "inside publishing: the step is said, the version is not"
     AFTER_PUBLISHING = "after publishing"
+    BEFORE_STATE = "before the state"
+    HALF_STATE = "inside the state: half of the moments are written"
+    HALF_STATE_MANIFEST = "inside the state: half of its manifest is written"
+    STATE_UNNAMED = "inside the state: it is whole and not in its place"
+    AFTER_STATE = "after the state"
 
 
 def begin(config: Path, words: Path, *, point: Point | None = None, occurrence: int = 1) -> BaseProcess:
@@ -91,20 +98,25 @@ def _arm(point: Point, strike: _Strike) -> None:
         case Point.BEFORE_CHECKPOINT:
             _around(Trainer, "save", strike, before=True)
         case Point.HALF_WEIGHTS:
-            _on_save(strike)
-        case Point.HALF_MANIFEST:
-            _on_manifest(strike)
-        case Point.UNNAMED:
-            _around(Path, "rename", strike, before=True)
+            _on_save("save", "model.safetensors", strike)
+        case Point.HALF_MANIFEST | Point.HALF_STATE_MANIFEST:
+            _on_manifest(strike, WEIGHTS if point is Point.HALF_MANIFEST else STATE)
+        case Point.UNNAMED | Point.STATE_UNNAMED:
+            _around(Path, "rename", strike, before=True, of=WEIGHTS if point is Point.UNNAMED else STATE)
         case Point.AFTER_CHECKPOINT:
             _around(stepping, "write", strike)
+        case Point.BEFORE_STATE | Point.AFTER_STATE:
+            _around(stepping, "write_state", strike, before=point is Point.BEFORE_STATE)
+        case Point.HALF_STATE:
+            _on_save("save_state", "optimizer.safetensors", strike)
 
 
-def _around(owner: Any, name: str, strike: _Strike, *, before: bool = False) -> None:
+def _around(owner: Any, name: str, strike: _Strike, *, before: bool = False, of: str | None = None) -> None:
+    """Strike around a function or, with `of`, around a path's method where the path has such a name."""
     own: Callable[..., Any] = getattr(owner, name)
 
     def hooked(*arguments: Any, **options: Any) -> Any:
-        due = strike.is_due()
+        due = (of is None or arguments[0].name.startswith(of)) and strike.is_due()
         if due and before:
             strike.now()
         found = own(*arguments, **options)
@@ -129,23 +141,23 @@ def _on_append(kind: type[Event], strike: _Strike, *, deliver: int) -> None:
     KafkaLog.append = append  # type: ignore[method-assign]
 
 
-def _on_save(strike: _Strike) -> None:
-    own = Trainer.save
+def _on_save(name: str, file: str, strike: _Strike) -> None:
+    own = getattr(Trainer, name)
 
     def save(self: Trainer, folder: Path) -> None:
         own(self, folder)
         if strike.is_due():
-            os.truncate(folder / "model.safetensors", (folder / "model.safetensors").stat().st_size // 2)
+            os.truncate(folder / file, (folder / file).stat().st_size // 2)
             strike.now()
 
-    Trainer.save = save  # type: ignore[method-assign]
+    setattr(Trainer, name, save)
 
 
-def _on_manifest(strike: _Strike) -> None:
+def _on_manifest(strike: _Strike, of: str) -> None:
     own = Path.write_bytes
 
     def write_bytes(self: Path, data: bytes) -> int:
-        if self.name == MANIFEST and strike.is_due():
+        if self.name == MANIFEST and self.parent.name.startswith(of) and strike.is_due():
             own(self, data[: len(data) // 2])
             strike.now()
         return own(self, data)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, PlannedTurn, StepTaken, TopicOffset
-from clawstream.inference.model_folder import MANIFEST, fingerprint
+from clawstream.inference.model_folder import MANIFEST, STATE_FOLDER, fingerprint
 from clawstream.training import checkpoints
 
-CONTENT = {"model.safetensors": b"weights" * 9, "tokenizer.json": b"{}", "trainer/optimizer.safetensors": b"moments"}
+CONTENT = {"model.safetensors": b"weights" * 9, "tokenizer.json": b"{}", "more/of.it": b"more"}
+STATE = {"optimizer.safetensors": b"moments", "state.json": b"{}"}
+ALL = [*CONTENT, MANIFEST, *(f"{STATE_FOLDER}/{name}" for name in (*STATE, MANIFEST))]
 
 
 def plan(version: int) -> BatchPlanned:
@@ -54,15 +57,20 @@ def step(version: int) -> StepTaken:
     )
 
 
-def fill(folder: Path) -> None:
-    for name, content in CONTENT.items():
+def fill(folder: Path, content: Mapping[str, bytes] = CONTENT) -> None:
+    for name, part in content.items():
         (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(part)
+
+
+def fill_state(folder: Path) -> None:
+    fill(folder, STATE)
 
 
 def write(root: Path, *versions: int) -> None:
     for version in versions:
-        checkpoints.write(root, plan(version), step(version), fill)
+        checkpoint = checkpoints.write(root, plan(version), step(version), fill)
+        checkpoints.write_state(checkpoint.path, fill_state)
 
 
 @pytest.fixture(scope="module")
@@ -83,26 +91,38 @@ def test_a_checkpoint_says_what_it_was_made_from_and_what_its_step_did(root: Pat
     assert sorted(path.name for path in root.iterdir()) == ["v000001", "v000002"]
 
 
+def refused(folder: Path, name: str, *, match: str) -> None:
+    """The named file is not as it was written: training does not go on from there, and weights are not served."""
+    with pytest.raises(UnusableCheckpoint, match=match):
+        checkpoints.resumable(folder / "v000002")
+    found = checkpoints.latest(folder)
+    assert found is not None
+    assert found.version == 1
+    standing, unfinished = checkpoints.standing(folder, 2), checkpoints.unfinished(folder, above=1)
+    if name.startswith(STATE_FOLDER):
+        assert checkpoints.read(folder / "v000002") == standing == unfinished
+        assert standing is not None
+    else:
+        assert standing is unfinished is None
+        with pytest.raises(UnusableCheckpoint, match=match):
+            checkpoints.read(folder / "v000002")
+    shutil.rmtree(folder)
+
+
 @given(data=st.data())
 def test_a_folder_cut_short_anywhere_is_refused_and_passed_over(
     root: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     copy = tmp_path_factory.mktemp("cut")
     shutil.copytree(root, copy, dirs_exist_ok=True)
-    name = data.draw(st.sampled_from([*CONTENT, MANIFEST]))
+    name = data.draw(st.sampled_from(ALL))
     file = copy / "v000002" / name
     cut = data.draw(st.none() | st.integers(0, file.stat().st_size - 1))
     if cut is None:
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:cut])
-
-    with pytest.raises(UnusableCheckpoint, match=name):
-        checkpoints.read(copy / "v000002")
-    found = checkpoints.latest(copy)
-    assert found is not None
-    assert found.version == 1
-    shutil.rmtree(copy)
+    refused(copy, name, match=Path(name).name if cut is not None else "found no")
 
 
 def test_a_checkpoint_says_which_rollback_its_plan_carried_out(tmp_path: Path) -> None:
@@ -118,7 +138,7 @@ def test_a_cut_file_is_found_without_reading_it(root: Path, tmp_path: Path) -> N
         checkpoints.read(tmp_path / "v000002", contents=False)
 
 
-@given(name=st.sampled_from(sorted(CONTENT)), data=st.data())
+@given(name=st.sampled_from([name for name in ALL if MANIFEST not in name]), data=st.data())
 def test_a_changed_byte_is_found_and_its_version_passed_over(
     root: Path, tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject
 ) -> None:
@@ -128,13 +148,34 @@ def test_a_changed_byte_is_found_and_its_version_passed_over(
     content = bytearray(file.read_bytes())
     content[data.draw(st.integers(0, len(content) - 1))] ^= 1
     file.write_bytes(content)
+    refused(copy, name, match="sha256")
 
-    with pytest.raises(UnusableCheckpoint, match="sha256"):
-        checkpoints.read(copy / "v000002")
-    found = checkpoints.latest(copy)
-    assert found is not None
-    assert found.version == 1
-    shutil.rmtree(copy)
+
+def test_training_goes_on_from_a_version_whose_one_manifest_names_its_state_too(tmp_path: Path) -> None:
+    """As earlier releases wrote it."""
+
+    def both(folder: Path) -> None:
+        fill(folder)
+        fill(folder, {f"{STATE_FOLDER}/{name}": content for name, content in STATE.items()})
+
+    checkpoints.write(tmp_path, plan(1), step(1), both)
+    assert checkpoints.latest(tmp_path) == checkpoints.resumable(tmp_path / "v000001")
+    (tmp_path / "v000001" / STATE_FOLDER / "state.json").unlink()
+    assert checkpoints.latest(tmp_path) is None
+
+
+def test_a_state_that_is_written_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    write(tmp_path, 1)
+    folder = tmp_path / "v000001"
+    (folder / f".writing-{STATE_FOLDER}").mkdir()
+    (folder / f".writing-{STATE_FOLDER}" / "half").write_bytes(b"of it")
+
+    checkpoints.write_state(folder, lambda place: fill(place, {"state.json": b"[]"}))
+
+    assert (folder / STATE_FOLDER / "state.json").read_bytes() == b"[]"
+    assert sorted(p.name for p in (folder / STATE_FOLDER).iterdir()) == [MANIFEST, "state.json"]
+    assert not list(folder.glob(".*"))
+    assert checkpoints.resumable(folder).version == 1
 
 
 def test_a_folder_under_another_version_s_name_is_refused(root: Path, tmp_path: Path) -> None:

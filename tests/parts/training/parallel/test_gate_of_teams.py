@@ -13,6 +13,7 @@ from clawstream.errors import StepRefused
 from clawstream.training.processes import Processes, Team
 from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.trainer import Trainer
+from tests.keeping import keep
 from tests.parts.training import tiny
 from tests.parts.training.parallel import gating
 from tests.parts.training.parallel.conftest import Teams, forked_processes
@@ -154,16 +155,14 @@ def test_of_a_rejected_step_nothing_is_left_and_the_processes_go_on(
             assert str(one) == str(other)
             two.ask(f"{GATING}:clear")
             team.restore(parent)
-        (tmp_path / f"after{version}").mkdir()
         team.update(batch("healthy"), version=version, seed=version, gated=True, num_rejected=3)
-        team.save(tmp_path / f"after{version}")
+        keep(team, tmp_path / f"after{version}")
         parent = tmp_path / f"after{version}"
 
     never = teams(ending, settings)
     for version in (4, 8):
-        (tmp_path / f"never{version}").mkdir()
         never.update(batch("healthy"), version=version, seed=version, gated=True, num_rejected=3)
-        never.save(tmp_path / f"never{version}")
+        keep(never, tmp_path / f"never{version}")
         assert files(tmp_path / f"after{version}") == files(tmp_path / f"never{version}")
     assert two.pids == pids
 

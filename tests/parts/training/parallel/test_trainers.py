@@ -24,6 +24,7 @@ from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.processes import Processes, Team
 from clawstream.training.step.trainer import StepSummary, Trainer
 from clawstream.training.stepping import Stepper
+from tests.keeping import keep
 from tests.parts.training import tiny
 from tests.parts.training.parallel.conftest import Teams, forked_processes, two_processes
 from tests.parts.training.step.test_hint_choice import offered
@@ -84,7 +85,6 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 def step(
     trainer: Trainer | Team, folder: Path, samples: list[SampleAssembled], version: int, *, method: object = None
 ) -> StepSummary:
-    folder.mkdir()
     advantages = [number - 2.5 for number in range(len(samples))] if method == "stepwise" else None
     hinted = [(sample.sample_id, sample.hinted_prompt_ids) for sample in samples]
     trials = [
@@ -93,7 +93,7 @@ def step(
         if ids is not None
     ]
     update = trainer.update(samples, version=version, seed=version, advantages=advantages, trials=trials)
-    trainer.save(folder)
+    keep(trainer, folder)
     return update
 
 

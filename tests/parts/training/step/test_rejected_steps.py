@@ -19,6 +19,7 @@ from clawstream.training.loop import train
 from clawstream.training.step import carried
 from clawstream.training.step.trainer import Trainer
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.keeping import keep
 from tests.parts.training import tiny
 from tests.parts.training.test_loop import names, said, settings, trained_until, trained_until_idle
 
@@ -114,8 +115,7 @@ async def test_weights_optimizer_and_all_that_goes_with_them_are_as_if_the_rejec
     trainer = Trainer(base, chosen(base, tmp_path).training)
     trainer.update(EARLIER, version=1, seed=first.seed)
     trainer.update(LATER, version=3, seed=third.seed)
-    (tmp_path / "without").mkdir()
-    trainer.save(tmp_path / "without")
+    keep(trainer, tmp_path / "without")
 
     published = Path(of(events, PolicyPublished)[-1].path)
     for file in ("model.safetensors", "trainer/optimizer.safetensors"):
@@ -147,8 +147,7 @@ async def test_a_trainer_whose_step_was_rejected_is_put_back_to_the_start_and_us
 
     trainer = Trainer(base, chosen(base, tmp_path, **training).training)
     trainer.update(LATER, version=2, seed=of(events, BatchPlanned)[-1].seed)
-    (tmp_path / "without").mkdir()
-    trainer.save(tmp_path / "without")
+    keep(trainer, tmp_path / "without")
     published = Path(of(events, PolicyPublished)[-1].path)
     for file in ("model.safetensors", "trainer/optimizer.safetensors", "trainer/state.json"):
         assert (published / file).read_bytes() == (tmp_path / "without" / file).read_bytes(), file

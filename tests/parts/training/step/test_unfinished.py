@@ -1,0 +1,118 @@
+"""A trainer that ends once a version is published and before its state is written: the version stays in use."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clawstream.events import BatchPlanned, Event, PolicyPublished, StepTaken
+from clawstream.inference.model_folder import STATE_FOLDER, version_name
+from clawstream.training import stepping
+from clawstream.training.checkpoints import read, resumable, write_state
+from clawstream.training.loop import train
+from clawstream.training.step.trainer import Trainer
+from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.parts.training.test_loop import SAMPLES, said, settings, trained_until
+
+VERSION = 2  # whose state is not written
+
+
+async def cut_short(base: Path, data: Path) -> MemoryLog:
+    """Train until `VERSION`'s state is half written; return the log."""
+    log = MemoryLog(MemoryBroker())
+    await log.append(SAMPLES)
+
+    def failing(version: Path, save: Callable[[Path], None]) -> None:
+        def half(folder: Path) -> None:
+            save(folder)
+            raise OSError("disk full")
+
+        write_state(version, half if version.name == version_name(VERSION) else save)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stepping, "write_state", failing)
+        with pytest.raises(OSError, match="disk full"):
+            await train(settings(base, data), log, stop=asyncio.Event())
+    return log
+
+
+def about(events: list[Event]) -> list[Event]:
+    return [e for e in events if isinstance(e, StepTaken | PolicyPublished) and e.policy_version == VERSION]
+
+
+async def test_it_is_served_as_it_was_and_the_next_steps_come_to_the_same_numbers(base: Path, tmp_path: Path) -> None:
+    unbroken = MemoryLog(MemoryBroker())
+    await unbroken.append(SAMPLES)
+    await trained_until(unbroken, settings(base, tmp_path / "whole"), 3)
+    log = await cut_short(base, tmp_path / "cut")
+    before = await said(log)
+    folders = [settings(base, tmp_path / name).checkpoints_dir for name in ("cut", "whole")]
+    served = folders[0] / version_name(VERSION) / "model.safetensors"
+    inode, weights = served.stat().st_ino, served.read_bytes()
+    assert not (served.parent / STATE_FOLDER).exists()
+    assert len(about(before)) == 2
+
+    events = await trained_until(log, settings(base, tmp_path / "cut"), 3)
+
+    assert events[: len(before)] == before
+    assert [type(event) for event in events[len(before) :]] == [BatchPlanned, StepTaken, PolicyPublished]
+    assert (served.stat().st_ino, served.read_bytes()) == (inode, weights)
+    for number in (1, 2, 3):
+        mine, other = (resumable(folder / version_name(number)) for folder in folders)
+        assert [f.sha256 for f in mine.files] == [f.sha256 for f in other.files]
+        states = ((each.path / STATE_FOLDER).iterdir() for each in (mine, other))
+        found, expected = ({path.name: path.read_bytes() for path in each} for each in states)
+        assert found == expected
+    assert not list(served.parent.glob(".*"))
+
+
+async def test_where_its_step_comes_to_other_bytes_the_next_begins_with_those_that_are_served(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU may add the same numbers in another order."""
+    log, versions = await cut_short(base, tmp_path), settings(base, tmp_path).checkpoints_dir
+    step = Trainer._step
+
+    def differently(self: Trainer, version: int, divisor: int, rate: float) -> float:
+        norm = step(self, version, divisor, rate)
+        if version == VERSION:
+            next(iter(self._model.trained.values())).data.view(-1)[0] += 1.0
+        return norm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_step", differently)
+        events = await trained_until(log, settings(base, tmp_path), 3)
+    shutil.copytree(versions / version_name(VERSION), tmp_path / "parent")
+    plan = [event for event in events if isinstance(event, BatchPlanned)][-1]
+
+    trainer = Trainer(base, settings(base, tmp_path).training)
+    trainer.restore(tmp_path / "parent")
+    by_id = {sample.sample_id: sample for sample in SAMPLES}
+    trainer.update([by_id[name] for name in plan.sample_ids], version=3, seed=plan.seed)
+    trainer.save(tmp_path / "again")
+
+    published = read(versions / version_name(3)).path
+    assert (published / "model.safetensors").read_bytes() == (tmp_path / "again" / "model.safetensors").read_bytes()
+
+
+async def test_where_it_was_never_announced_it_is_published_before_any_step(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = await said(await cut_short(base, tmp_path))
+    log = MemoryLog(MemoryBroker())
+    await log.append([*SAMPLES, *(event for event in before if event not in about(before))])
+
+    def stops(*_: object, **__: object) -> None:
+        raise OSError("before any step")
+
+    monkeypatch.setattr(stepping.Stepper, "execute", stops)
+    with pytest.raises(OSError, match="before any step"):
+        await train(settings(base, tmp_path), log, stop=asyncio.Event())
+
+    (taken, published), (again, republished) = about(before), about(await said(log))
+    assert taken == again
+    assert isinstance(published, PolicyPublished)
+    assert isinstance(republished, PolicyPublished)
+    assert republished.manifest_sha256 == published.manifest_sha256
