@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
@@ -84,7 +85,7 @@ def unloadable(folder: Path, error: Exception) -> UnusableCheckpoint:
     )
 
 
-def loaded_core(folder: Path, device: str) -> Any:
+def loaded_core(folder: Path) -> Any:
     """Return the folder's causal model in float32, to evaluate; raises UnusableCheckpoint if none loads whole."""
     transformers_logging.disable_progress_bar()
     try:
@@ -98,7 +99,7 @@ def loaded_core(folder: Path, device: str) -> Any:
             f"{folder}: {len(info['missing_keys'])} weights are missing, among them {min(info['missing_keys'])}. "
             "Nothing is trained. Fetch the folder again."
         )
-    return core.to(device).eval()
+    return core.eval()
 
 
 def checkpoint_layers(core: Any) -> None:
@@ -177,6 +178,40 @@ def with_adapter(core: Any, rank: int, seed: int) -> PeftModel:
     assert isinstance(found, LoraConfig)
     found.target_modules = sorted(found.target_modules or ())  # peft made it a set, whose order differs by process
     return adapter
+
+
+class FrozenLinear(nn.Linear):
+    """A matrix that is not trained, kept in the type that it is multiplied in; products in a wider type stay exact."""
+
+    @classmethod
+    def of(cls, linear: nn.Linear, dtype: torch.dtype, *, unread: bool) -> "FrozenLinear":
+        """Return one with the numbers of `linear`, rounded to `dtype`; if they are `unread`, without them."""
+
+        def parameter(value: Tensor) -> nn.Parameter:
+            empty = torch.empty_like(value, dtype=dtype)  # takes no memory before something is written
+            return nn.Parameter(empty if unread else empty.copy_(value.detach()), requires_grad=False)
+
+        frozen = cls(linear.in_features, linear.out_features, device="meta", bias=linear.bias is not None)
+        frozen.weight = parameter(linear.weight)
+        if linear.bias is not None:
+            frozen.bias = parameter(linear.bias)
+        return frozen
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name for it
+        """Return the product, in the type that autocast asks for, or else in the input's."""
+        if torch.is_autocast_enabled(input.device.type) or input.dtype == self.weight.dtype:
+            return super().forward(input)
+        bias = None if self.bias is None else self.bias.to(input.dtype)
+        return nn.functional.linear(input, self.weight.to(input.dtype), bias)
+
+
+def freeze_in(adapter: PeftModel | None, dtype: torch.dtype, *, unread: bool = False) -> None:
+    """Keep the matrices under an adapter in `dtype`, in which they are multiplied."""
+    if adapter is None or dtype == torch.float32:
+        return
+    for layer in adapter.modules():
+        if isinstance(layer, LoraLayer) and type(base := layer.get_base_layer()) is nn.Linear:
+            layer.base_layer = FrozenLinear.of(base, dtype, unread=unread)
 
 
 def saved_name(name: str) -> str:

@@ -1,8 +1,9 @@
 """How much memory a model takes where it is trained and where it is served, by arithmetic from its config.json.
 
 Counted are the tensors of torch's trainers as they hold them (one process, or FSDP over P), and an engine's weights and
-keys and values. All of the trainer's numbers are float32, of 4 bytes; an engine's have 2 bytes, as it rounds float32.
-What torch's allocator, CUDA and an engine's own buffers take besides is the caller's to leave room for.
+keys and values. The trainer's numbers are float32, of 4 bytes, but for matrices under an adapter, which have the type
+that they are multiplied in. An engine's have 2 bytes, as it rounds float32. What torch's allocator, CUDA and an
+engine's own buffers take besides is the caller's to leave room for.
 """
 
 from collections.abc import Mapping
@@ -125,13 +126,13 @@ def trainer_bytes(model: Decoder, training: TrainingSettings, *, sample_tokens: 
     trained = model.numbers if rank is None else model.adapter(rank)
     share = FLOAT32 * trained / processes
     held = {
-        "weights": share if rank is None else share + FLOAT32 * model.numbers / processes,
+        "weights": share if rank is None else share + _frozen_bytes(model, training),
         "gradients": share,
         "moments": 2 * share,
         "reference": share,
     }
     gate = share if training.gate else 0.0
-    put_together = _put_together(model, trained=rank is None) if processes > 1 else 0.0
+    put_together = _put_together(model, training) if processes > 1 else 0.0
     tokens = max(training.micro_batch_tokens, sample_tokens)  # a longer sample is a pass of its own
     kept, inner = _kept_bytes(model, training, tokens)
     logits = min(HEAD_BYTES, FLOAT32 * tokens * model.vocabulary)
@@ -143,17 +144,27 @@ def trainer_bytes(model: Decoder, training: TrainingSettings, *, sample_tokens: 
     return held | {"gate": gate, "gathered": put_together, "activations": beside - gate}
 
 
-def _put_together(model: Decoder, *, trained: bool) -> float:
+def _frozen_bytes(model: Decoder, training: TrainingSettings) -> float:
+    """Return what each process holds of a base under an adapter."""
+    matrices = _product_bytes(training) * model.num_layers * model.layer
+    return (FLOAT32 * model.outside + matrices) / training.processes
+
+
+def _product_bytes(training: TrainingSettings) -> int:
+    return 2 if training.dtype == "bfloat16" else FLOAT32
+
+
+def _put_together(model: Decoder, training: TrainingSettings) -> float:
     """Return what FSDP has whole in each process: what is in no layer, and some layers; gradients too, if trained."""
-    times = 2 if trained else 1
-    return FLOAT32 * times * (model.outside + LAYERS_AT_ONCE * model.layer)
+    if training.lora_rank is not None:
+        return FLOAT32 * model.outside + _product_bytes(training) * LAYERS_AT_ONCE * model.layer
+    return 2 * FLOAT32 * (model.outside + LAYERS_AT_ONCE * model.layer)
 
 
 def _kept_bytes(model: Decoder, training: TrainingSettings, tokens: int) -> tuple[float, float]:
     """Return what a pass keeps of all layers for its backward pass, and what is inside a layer while it computes."""
-    product_bytes = 2 if training.dtype == "bfloat16" else FLOAT32
     attention = model.heads_width + 2 * model.groups_width
-    inner = tokens * product_bytes * (5 * model.inner_width + 6 * model.width + 3 * attention)
+    inner = tokens * _product_bytes(training) * (5 * model.inner_width + 6 * model.width + 3 * attention)
     if training.gradient_checkpointing:
         return FLOAT32 * tokens * model.width * model.num_layers, inner
     return float(inner * model.num_layers), inner

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
-from clawstream.training.base_folder import copy_words, key, tensors_of, unread
+from clawstream.training.base_folder import copy_words, freeze_in, key, tensors_of, unread
 from clawstream.training.model import (
     AnswerTensors,
     Read,
@@ -59,14 +60,19 @@ class FsdpModel(SharedModel, TorchModel):
             self._read()
 
     @classmethod
-    def loaded(cls, folder: Path, device: str) -> Any:
+    def loaded(cls, folder: Path) -> Any:
         """Return the model of transformers, whose weights are read once they are cut.
 
         Where the files name weights differently, transformers reads all of them in each process.
         """
-        del device  # a layer goes there once it is cut
         core = unread(folder)
-        return core if _named_as_in_files(folder, core) else super().loaded(folder, "cpu")
+        return core if _named_as_in_files(folder, core) else super().loaded(folder)
+
+    @classmethod
+    def place(cls, core: Any, adapter: PeftModel | None, dtype: torch.dtype, device: str) -> None:
+        """Leave the model in main memory: a layer goes to the device once it is cut."""
+        del device
+        freeze_in(adapter, dtype, unread=_named_as_in_files(Path(core.name_or_path), core))
 
     @contextmanager
     def holding(self, weights: Weights | None) -> Iterator[None]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -28,6 +29,7 @@ from clawstream.training.base_folder import (
     changes_with_length,
     checkpoint_layers,
     copy_words,
+    freeze_in,
     loaded_core,
     saved_name,
     stored,
@@ -37,7 +39,7 @@ from clawstream.training.base_folder import (
 from clawstream.training.footprint import DENSE_FAMILIES
 from clawstream.training.model import AnswerTensors, Model, Read, ScoreGroup
 from clawstream.training.step.losses import Answers, Suffix
-from clawstream.training.step.packing import Pack, pack, packed_batches, side_by_side
+from clawstream.training.step.packing import Pack, forks, pack, packed_batches, side_by_side
 
 NAME = "clawstream_tree"
 FAMILIES = DENSE_FAMILIES  # whose answers may be computed in one row
@@ -45,6 +47,7 @@ LARGE_TOKENS = 1024  # at most, of a block that needs a mask
 SMALL_TOKENS = 256  # subtrees side by side are one block up to so many: a mask costs less than another call
 ALONE_TOKENS = 32  # from so many on, what sees itself alone is a block without a mask, which costs a CPU less
 log = logging.getLogger(__name__)
+SHARD = "1GB"  # of a published version's files: they are hashed side by side
 SCORED_BYTES = 2**20  # of logits scored at once on a CPU, so that its cache holds them from one operation to the next
 SCORED_ROWS = 512  # and elsewhere, so that this takes little more memory than the logits have
 SAME_NATS = 1e-3  # how far two computations of a log-prob may differ
@@ -187,7 +190,7 @@ def _rows_at_once(logits_NV: Tensor) -> list[slice]:
 
 
 class TorchModel(Model):
-    """A causal model with float32 weights; all of them are trained, or only those of a LoRA adapter.
+    """A causal model; all of its weights are trained, or only those of a LoRA adapter.
 
     It stays in evaluation mode, so that equal weights give equal log-probs when training and when scoring.
     Answers are computed in one packed row where the model's family is known to allow it; else each in a padded row.
@@ -210,15 +213,15 @@ class TorchModel(Model):
     ) -> "TorchModel":  # fmt: skip
         """Return the model of a Hugging Face folder; with a rank, frozen under an adapter that adds nothing yet.
 
-        All matrices but the head's are multiplied in `dtype`. With `recompute_layers` the backward pass computes each
-        layer again instead of keeping what is inside it; raises ConfigError for a model that can't do so.
+        All matrices but the head's are multiplied in `dtype`; those under an adapter are kept in it. With
+        `recompute_layers` the backward pass computes each layer again instead of keeping what is inside it; raises
+        ConfigError for a model that can't do so.
         """
-        core = cls.loaded(folder, device)
+        core = cls.loaded(folder)
         if recompute_layers:
             checkpoint_layers(core)
-        adapter = None
-        if lora_rank is not None:
-            adapter = with_adapter(core, lora_rank, seed).eval()
+        adapter = None if lora_rank is None else with_adapter(core, lora_rank, seed).eval()
+        cls.place(core, adapter, dtype, device)
         model = cls(folder, core, adapter)
         model._check_head()
         model._pack_if_same()
@@ -226,9 +229,15 @@ class TorchModel(Model):
         return model
 
     @classmethod
-    def loaded(cls, folder: Path, device: str) -> Any:
+    def loaded(cls, folder: Path) -> Any:
         """Return the model of transformers, in evaluation mode; raises UnusableCheckpoint where there is none."""
-        return loaded_core(folder, device)
+        return loaded_core(folder)
+
+    @classmethod
+    def place(cls, core: Any, adapter: PeftModel | None, dtype: torch.dtype, device: str) -> None:
+        """Bring the model to the device, which may not have room for matrices in more than `dtype`."""
+        freeze_in(adapter, dtype)
+        core.to(device)
 
     @contextmanager
     def reading(self, mask_BL: Tensor) -> Iterator[Read]:
@@ -266,7 +275,7 @@ class TorchModel(Model):
             self._adapter.save_pretrained(folder)
             return
         with self._rounded():
-            self._core.save_pretrained(folder)
+            self._core.save_pretrained(folder, max_shard_size=SHARD)
         copy_words(self.folder, folder)
 
     @torch.no_grad()
@@ -291,7 +300,7 @@ class TorchModel(Model):
 
     def _readers(self, folder: Path) -> Mapping[str, Callable[[], Tensor]]:
         """Return a function for each weight that reads it from what `save` wrote."""
-        return {name: p.detach for name, p in loaded_core(folder, str(self.device)).named_parameters()}
+        return {name: p.detach for name, p in loaded_core(folder).named_parameters()}
 
     @contextmanager
     def _rounded(self) -> Iterator[None]:
@@ -323,17 +332,14 @@ class TorchModel(Model):
 
     def _multiplying(self) -> torch.autocast:
         # Without autocast's cache, which keeps a copy of each matrix until the pass ends: none is used twice in it.
-        enabled = self._dtype != torch.float32
-        return torch.autocast(self.device.type, self._dtype, enabled=enabled, cache_enabled=False)
+        return torch.autocast(self.device.type, self._dtype, enabled=self._dtype != torch.float32, cache_enabled=False)
 
     def _logits(self, hidden_NH: Tensor, scale_N: Tensor) -> Tensor:
         # In float32, whatever the type of other products: a logit of 20 in half precision is off by up to 0.06 nats.
         head, scale_N1 = self._core.get_output_embeddings(), scale_N.unsqueeze(1)
-        logits_NV: Tensor
-        if isinstance(head, nn.Linear) and head.bias is None:  # states are narrower than logits
-            logits_NV = head(hidden_NH.float() / scale_N1)
-        else:
-            logits_NV = head(hidden_NH.float()) / scale_N1
+        before = isinstance(head, nn.Linear) and head.bias is None  # states are narrower than logits
+        hidden_NH = hidden_NH.float()
+        logits_NV: Tensor = head(hidden_NH / scale_N1) if before else head(hidden_NH) / scale_N1
         return logits_NV
 
     def _scores(self, logits_NV: Tensor, ids_NE: Tensor, *, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -374,7 +380,8 @@ class TorchModel(Model):
         if changes_with_length(self._core.config):
             log.info("packing=off model=%s reason=its positions depend on the longest row of a pass", self.folder)
             return
-        example = _example(self._core.get_input_embeddings().weight.shape[0], small_tokens(self.device))
+        size = self._core.get_input_embeddings().weight.shape[0]
+        example = [Suffix(*ids, 1.0) for ids in forks(size, small_tokens=small_tokens(self.device))]
         expected_N = torch.cat([self.logprobs([suffix])[0] for suffix in example])
         self.packs = True
         self._core.set_attn_implementation(NAME)
@@ -387,11 +394,3 @@ class TorchModel(Model):
             log.warning(
                 "packing=off model=%s reason=log-probs in one row differ by %.3g nats", self.folder, difference_nats
             )
-
-
-def _example(vocabulary_tokens: int, small_tokens: int) -> list[Suffix]:
-    """Return answers whose row has each kind of block: a beginning alone, and continuations under a mask."""
-    one = [7 * n % vocabulary_tokens for n in range(24 + small_tokens // 2)]
-    other = [*one[:24], (one[24] + 1) % vocabulary_tokens, *one[25:]]
-    forks = [Suffix(ids[:-4], ids[-4:], 1.0) for ids in (one, other)]
-    return [*forks, Suffix(one[:20], one[20:24], 1.0), Suffix(one[9:20], one[:1], 1.0)]

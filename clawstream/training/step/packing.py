@@ -185,3 +185,10 @@ def shares(lengths_tokens: Sequence[int], count: int) -> list[list[int]]:
         found[least].append(index)
         tokens[least] += lengths_tokens[index]
     return [sorted(indices) for indices in found]
+
+
+def forks(vocabulary_tokens: int, *, small_tokens: int) -> list[tuple[Tokens, Tokens]]:
+    """Return prompts with answers whose row has each kind of block: a beginning alone, and continuations of it."""
+    one = tuple(7 * n % vocabulary_tokens for n in range(24 + small_tokens // 2))
+    other = (*one[:24], (one[24] + 1) % vocabulary_tokens, *one[25:])
+    return [*((ids[:-4], ids[-4:]) for ids in (one, other)), (one[:20], one[20:24]), (one[9:20], one[:1])]

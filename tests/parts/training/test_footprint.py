@@ -24,10 +24,10 @@ SMALL = {
 }  # fmt: skip
 
 
-def build(folder: Path, sizes: dict[str, int]) -> Path:
+def build(folder: Path, sizes: dict[str, int], dtype: torch.dtype = torch.float32) -> Path:
     torch.manual_seed(0)
     config = LlamaConfig(**sizes, max_position_embeddings=2048, tie_word_embeddings=True)
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(config).to(dtype).save_pretrained(folder)
     (folder / "tokenizer.json").write_text(json.dumps({"stands for": "a tokenizer"}))
     return folder
 
@@ -37,7 +37,23 @@ def build(folder: Path, sizes: dict[str, int]) -> Path:
 CASES = {
     "smollm2": (SMOLLM2, 2, {"gradient_checkpointing": True, "micro_batch_tokens": 128}),
     "small": (SMALL, 8, {"gradient_checkpointing": True, "micro_batch_tokens": 512}),
-    "adapter": (SMALL, 8, {"gradient_checkpointing": True, "micro_batch_tokens": 512, "lora_rank": 16}),
+    "adapter": (
+        SMALL,
+        16,
+        {"gradient_checkpointing": True, "micro_batch_tokens": 1024, "lora_rank": 16, "dtype": "bfloat16"},
+    ),
+    "fsdp-adapter": (
+        SMALL,
+        16,
+        {
+            "gradient_checkpointing": True,
+            "micro_batch_tokens": 512,
+            "lora_rank": 16,
+            "dtype": "bfloat16",
+            "processes": 2,
+            "gate": False,
+        },
+    ),
     "fsdp": (SMALL, 8, {"gradient_checkpointing": True, "micro_batch_tokens": 256, "processes": 2, "gate": False}),
 }
 ALONE_BYTES = 2**18  # what is as large is given back when it is let go, so that the peak is that of tensors
@@ -50,7 +66,10 @@ def test_a_process_takes_what_the_arithmetic_says(
     sizes: dict[str, int], num_samples: int, chosen: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(ALONE_BYTES))
-    base, small = build(tmp_path / "base", sizes), tiny.build(tmp_path / "small")
+    dtype = getattr(
+        torch, chosen.get("dtype", "float32")
+    )  # as it is stored: a matrix that stays as it is is a file's page
+    base, small = build(tmp_path / "base", sizes, dtype), tiny.build(tmp_path / "small")
     settings = TrainingSettings(**chosen)
     samples = [
         tiny.sample(f"s{n}", reward=(1, -1, None)[n % 3], hinted=n % 2 == 0, prompt_tokens=1, response_tokens=127)

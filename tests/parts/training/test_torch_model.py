@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, Qwen2Config, Qwen3Config
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
+from clawstream.inference.model_folder import weight_files
 from clawstream.training import model as training_model
 from clawstream.training import torch_model
+from clawstream.training.base_folder import FrozenLinear
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
 from tests.parts.training import tiny
@@ -186,6 +188,21 @@ def test_a_saved_model_is_a_folder_that_engines_load(base: Path, tmp_path: Path)
     assert [p.name for p in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
 
 
+def test_a_large_model_is_saved_in_pieces_that_engines_and_trainers_read(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_model, "SHARD", "20KB")
+    model, other = TorchModel.load(base), TorchModel.load(base)
+    with torch.no_grad():
+        model.trained["model.norm.weight"].mul_(2)
+    model.save(tmp_path)
+    other.restore(tmp_path)
+
+    assert len(weight_files(tmp_path)) > 2
+    assert all(torch.equal(value, other.trained[name]) for name, value in model.trained.items())
+    torch.testing.assert_close(alone(tmp_path, RAGGED[0]), model.logprobs(RAGGED)[0, :2].detach(), atol=1e-5, rtol=1e-5)
+
+
 def test_a_fresh_adapter_changes_nothing_and_only_it_is_trained(base: Path) -> None:
     model = TorchModel.load(base, lora_rank=2, seed=3)
 
@@ -283,3 +300,40 @@ def test_a_model_whose_layers_are_computed_again_is_out_of_memory_once_it_is_let
         assert layer() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("family", [Qwen2Config, Qwen3Config])
+def test_matrices_under_an_adapter_are_kept_as_they_are_multiplied_and_the_numbers_stay(
+    tmp_path: Path, family: type[Qwen2Config | Qwen3Config]
+) -> None:
+    config = family(
+        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    kept, wide = (TorchModel.load(tmp_path, lora_rank=2, dtype=torch.bfloat16) for _ in range(2))
+    frozen = [module for module in wide._core.modules() if isinstance(module, FrozenLinear)]
+    assert len(frozen) == 2 * 7
+    for module in frozen:
+        for parameter in module.parameters():
+            assert parameter.dtype == torch.bfloat16
+            parameter.data = parameter.float()
+    in_halves = {n for n, p in kept._core.named_parameters() if p.dtype != torch.float32}
+    assert all(".layers." in name and ".base_layer." in name for name in in_halves)
+    assert all(p.dtype == torch.float32 for p in kept.trained.values())
+
+    suffixes = [Suffix(tuple(range(9)), tuple(range(9, 20)), 0.8), Suffix((3, 1), (4, 1, 5), 1.0)]
+    found = []
+    for model in (kept, wide):
+        torch.manual_seed(0)
+        for parameter in model.trained.values():
+            parameter.data.normal_(std=0.1)
+        logp_BT = model.logprobs(suffixes)
+        logp_BT.nansum().backward()  # type: ignore[no-untyped-call]
+        found.append([logp_BT.detach(), *(p.grad for p in model.trained.values())])
+    for one, other in zip(*found, strict=True):
+        assert one is not None
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    assert float(found[0][1].abs().sum()) > 0  # type: ignore[union-attr]

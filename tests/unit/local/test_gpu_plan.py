@@ -14,7 +14,7 @@ from clawstream.config import Settings, TrainingSettings
 from clawstream.errors import ConfigError
 from clawstream.local.servers.gpu_plan import ROOM, STATIC_SHARE, GpuPlan, Gpus, plan_for, what_fits
 from clawstream.local.servers.sglang_servers import FLAGS
-from clawstream.training.footprint import Decoder, decoder_of, trainer_bytes
+from clawstream.training.footprint import FLOAT32, Decoder, decoder_of, trainer_bytes
 from tests.bench.trainer_mfu import SIZES, Size
 
 MEASURED = Path(__file__).parents[2] / "bench" / "results" / "trainer_gpu.json"
@@ -65,7 +65,10 @@ ROWS = [row for row in json.loads(MEASURED.read_text())["rows"] if row["trainer"
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['shape']}-{row['lora_rank']}")
 def test_a_trainer_s_peak_is_within_15_percent_of_what_a_gpu_measured(row: dict[str, Any]) -> None:
     training = TrainingSettings(lora_rank=row["lora_rank"], dtype="bfloat16", gradient_checkpointing=True)
-    told = sum(trainer_bytes(decoder(row["shape"]), training).values())
+    model = decoder(row["shape"])
+    told = sum(trainer_bytes(model, training).values())
+    if training.lora_rank is not None:  # measured when matrices under an adapter were float32
+        told += (FLOAT32 - 2) * model.num_layers * model.layer
     assert told / 1e9 == pytest.approx(max(part["peak_gb"] for part in row["step"]["parts"].values()), rel=0.15)
     assert ROOM * told / 1e9 > row["step"]["reserved_gb"], "what torch reserved besides has room"
 
