@@ -32,9 +32,12 @@ from clawstream.layout import show
 
 if TYPE_CHECKING:
     from clawstream.local.running import Addresses, PartState
-    from clawstream.monitoring.alarm import JudgeReachability
+    from clawstream.monitoring.alarm import JudgeReachability, ReadVotes
     from clawstream.monitoring.policy import LearnedFrom
     from clawstream.monitoring.status import LogStatus, Status
+
+FEW_VOTES = 6  # fewer replies say nothing of a judge: one turn has as many by default
+UNREAD_SHARE = 0.1  # of its replies
 
 
 def status(
@@ -61,6 +64,8 @@ def status(
         for block in blocks(settings.data_dir, addresses, parts, found, now_ms=now_ms):
             show(console, block) if isinstance(block, Table) else console.print(block, soft_wrap=True)
         console.print(judge_line(settings.judge, judge, now_ms), soft_wrap=True)
+        if (unread := unread_line(settings.judge, None if found.log is None else found.log.votes)) is not None:
+            console.print(unread, soft_wrap=True)
         for name, num_bytes in spools.items():
             console.print(f"[yellow]spool {harmless(name)}:[/] {num_bytes} bytes wait for Kafka, and for its gateway")
 
@@ -112,6 +117,20 @@ def judge_line(settings: JudgeSettings, judge: "JudgeReachability | None", now_m
     silent = _ago(judge.since_ms, now_ms).removesuffix(" ago")
     who, why = harmless(judge.judge), harmless(judge.error)
     return f"[red]judge: {who} has given no answer for {silent}[/], {heard}: {why}"
+
+
+def unread_line(settings: JudgeSettings, votes: "ReadVotes | None") -> str | None:
+    """Return what keeps the judge's votes from being read and what helps, in words; None: nearly all are read."""
+    if votes is None or votes.replies < FEW_VOTES or (votes.cut + votes.without) < UNREAD_SHARE * votes.replies:
+        return None
+    named: list[str] = []
+    if votes.cut:
+        shorter = "" if settings.thinking is False else ", or set judge.thinking = false"
+        named.append(f"{votes.cut} were cut at judge.max_tokens = {settings.max_tokens}: raise it{shorter}")
+    if votes.without:
+        named.append(f"{votes.without} end without \\boxed{{}}: a larger judge.model may heed the prompt")
+    unread = votes.cut + votes.without
+    return f"[yellow]judge: {unread} of its last {votes.replies} replies are no votes[/]; {'; '.join(named)}"
 
 
 def plain(

@@ -175,7 +175,6 @@ def _greet(
     config: Path | None,
     no_vote: str | None,
 ) -> None:
-    from clawstream.inference.judge_client import DEADLINE_S
     from clawstream.local.openclaw_config import too_few
 
     settings, addresses = running.settings, running.addresses
@@ -193,7 +192,7 @@ def _greet(
     else:
         console.print(f"  [red]the judge gives no vote[/]: {harmless(no_vote)}", soft_wrap=True)
         console.print(
-            f"  each turn is put to it for {DEADLINE_S:g} s, and then not judged; "
+            f"  each turn is put to it for {settings.judge.deadline_s:g} s, and then not judged; "
             "`clawstream status` says when it answers",
             soft_wrap=True,
         )

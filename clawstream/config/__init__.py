@@ -127,6 +127,17 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _groups_wait_for_their_judge(self) -> "Settings":
+        wait_s, deadline_s = self.training.group_wait_s, self.judge.deadline_s
+        if self.training.method == "stepwise" and self.judge.url is not None and wait_s <= deadline_s:
+            raise ValueError(
+                f"training.group_wait_s is {wait_s:g} s, and a vote of {self.judge.max_tokens} tokens may take "
+                f"{deadline_s:g} s: a group would be settled before its judge has spoken. Wait longer, or lower "
+                "judge.max_tokens"
+            )
+        return self
+
     @property
     def keys_file(self) -> Path:
         """Where the keys of clients are kept."""

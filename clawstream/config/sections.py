@@ -177,6 +177,9 @@ class GatewaySettings(Section):
         return self
 
 
+_VOTE_S, _VOTE_TOKENS = 60.0, 1024  # how long so many tokens may take a judge that is asked 64 things at once
+
+
 class JudgeSettings(Section):
     """The judges: any OpenAI-compatible endpoint."""
 
@@ -187,7 +190,20 @@ class JudgeSettings(Section):
     hint_quorum: int | None = Field(
         None, ge=1, description="how many votes must offer a hint for one to count; none: a majority of votes"
     )
-    max_tokens: int = Field(1024, ge=16, description="of a vote, its reasoning included")
+    max_tokens: int = Field(8192, ge=16, description="of a vote, its thinking included")
+    thinking: bool | None = Field(
+        None, description="whether the judge's chat template is to have it think (enable_thinking); none: as it has it"
+    )
+
+    @property
+    def call_timeout_s(self) -> float:
+        """How long one vote may take; after it the vote is asked for again, until `deadline_s`."""
+        return _VOTE_S * max(1.0, self.max_tokens / _VOTE_TOKENS)
+
+    @property
+    def deadline_s(self) -> float:
+        """After so long a vote that did not arrive is recorded as failed; a server that restarts is back sooner."""
+        return max(10 * _VOTE_S, 2 * self.call_timeout_s)
 
     @property
     def needed(self) -> int:

@@ -86,7 +86,7 @@ class TrainingSettings(Section):
     )
     group_wait_s: float = Field(
         1800.0,
-        gt=600,  # judges say nothing new of an attempt after that
+        gt=600,  # a judge may need that long for an attempt
         le=7 * 86_400,  # an attempt is forgotten after that
         description="how long a group waits, after its first attempt ended, for the others to end and for outcomes",
     )

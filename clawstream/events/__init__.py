@@ -53,6 +53,7 @@ from clawstream.events.groups import (
     TrajectoryStep,
 )
 from clawstream.events.judging import (
+    CUT,
     MAX_OTHER_HINTS,
     MIN_HINT_CHARACTERS,
     FeedbackGiven,

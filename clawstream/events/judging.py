@@ -67,6 +67,9 @@ class FeedbackSource(StrEnum):
     HEURISTIC = "heuristic"
 
 
+CUT = "its reply was cut at judge.max_tokens ="  # begins the error of a vote without a verdict, before the number
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteCast(SessionEvent):
     """One judge's reply to one question about one turn, readable or not, or the fact that no reply came."""

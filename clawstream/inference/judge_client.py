@@ -31,8 +31,6 @@ from clawstream.inference.model_folder import difference, largest_token_id, too_
 from clawstream.inference.sglang import SglangEngine, engine_session
 
 CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; with more, servers only queue them
-CALL_TIMEOUT_S = 60.0  # for one vote of 1,024 tokens; after it the vote is asked for again, until DEADLINE_S
-DEADLINE_S = 600.0  # then a vote that did not arrive is recorded as failed; a server that restarts is back sooner
 TEMPERATURE = 0.6  # votes of one case differ, and few are unreadable
 _CONNECT_S = 10.0
 _LONGEST_WAIT_S = 3600.0  # the longest wait that a judge may ask for (Retry-After)
@@ -48,6 +46,7 @@ _SHOWN_CHARACTERS = 200
 log = logging.getLogger(__name__)
 TEACHER_CALLS_AT_ONCE = 8  # each is a prompt that the teacher reads whole
 TEACHER_CALL_TIMEOUT_S = 120.0  # for the teacher's score and the policy's
+TEACHER_DEADLINE_S = 600.0  # then a score that did not arrive is recorded as failed
 _TRIED_EVERY_S = 5.0
 
 
@@ -59,12 +58,13 @@ class JudgeRefused(ClawstreamError):
 class JudgeReply:
     """A judge's reply; counts are the endpoint's own, None where it gives none.
 
-    `unusable` says why the text is no whole reply.
+    `unusable` says why the text is no whole reply. `cut`: the endpoint ended it at the limit of tokens.
     """
 
     text: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cut: bool = False
     unusable: str | None = None
 
 
@@ -84,9 +84,10 @@ class JudgeClient:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: JudgeSettings, *, call_timeout_s: float = CALL_TIMEOUT_S
+        cls, settings: JudgeSettings, *, call_timeout_s: float | None = None
     ) -> AsyncIterator["JudgeClient"]:
-        """Yield a client that is open for the length of the block."""
+        """Yield a client that is open for the length of the block; without a timeout the settings' holds."""
+        call_timeout_s = settings.call_timeout_s if call_timeout_s is None else call_timeout_s
         if settings.url is None:
             raise ConfigError(
                 "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
@@ -121,7 +122,10 @@ class JudgeClient:
 
 def _body(settings: JudgeSettings, said: Mapping[str, str], *, max_tokens: int) -> dict[str, object]:
     messages = [{"role": role, "content": content} for role, content in said.items()]
-    return {"model": settings.model, "messages": messages, "temperature": TEMPERATURE, "max_tokens": max_tokens}
+    body = {"model": settings.model, "messages": messages, "temperature": TEMPERATURE, "max_tokens": max_tokens}
+    # SGLang and vLLM give this to the chat template; an endpoint that does not know the key may refuse the request.
+    switch = {"chat_template_kwargs": {"enable_thinking": settings.thinking}}
+    return body if settings.thinking is None else body | switch
 
 
 def judge_name(model: str, url: str) -> str:
@@ -145,7 +149,9 @@ def _failure(name: str, status: int, raw: bytes, retry_after: str | None) -> Try
     said = shown(raw.decode(errors="replace"))
     if status in _TEMPORARY or not 400 <= status < 500:
         return TryLater(f"judge {name}: status {status}, {said}; it is asked again", retry_after_s=_wait(retry_after))
-    return JudgeRefused(f"judge {name}: status {status}, {said}; this vote is recorded as failed")
+    long = "context" in said.lower()
+    advice = ". Lower judge.max_tokens, or give the judge a longer context" if long else ""
+    return JudgeRefused(f"judge {name}: status {status}, {said}; this vote is recorded as failed{advice}")
 
 
 def _wait(retry_after: str | None) -> float | None:
@@ -166,7 +172,8 @@ def _reply(raw: bytes) -> JudgeReply:
     """Return the reply in a body; a body that is no chat completion is itself the reply, which its reader refuses."""
     body: Any = parsed(raw)
     try:
-        text = body["choices"][0]["message"]["content"]
+        choice = body["choices"][0]
+        text = choice["message"]["content"]
     except (KeyError, IndexError, TypeError):
         return JudgeReply(text=raw.decode(errors="replace"))
     usage = body.get("usage")
@@ -175,6 +182,7 @@ def _reply(raw: bytes) -> JudgeReply:
         text=text if isinstance(text, str) else "",
         prompt_tokens=_count(counts.get("prompt_tokens")),
         completion_tokens=_count(counts.get("completion_tokens")),
+        cut=choice.get("finish_reason") == "length",
     )
 
 

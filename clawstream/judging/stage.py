@@ -17,8 +17,8 @@ from typing import Protocol
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import ConfigError, TryLater
-from clawstream.events import EVERYTHING, Event, LearnsFrom, VoteCast, VoteStatus
-from clawstream.inference.judge_client import CALL_TIMEOUT_S, CALLS_AT_ONCE, DEADLINE_S, JudgeRefused, JudgeReply
+from clawstream.events import CUT, EVERYTHING, Event, LearnsFrom, VoteCast, VoteStatus
+from clawstream.inference.judge_client import CALLS_AT_ONCE, JudgeRefused, JudgeReply
 from clawstream.judging import heuristics
 from clawstream.judging.heuristics import DueTurn, Heuristic, Watched, feedback
 from clawstream.judging.prompts import PROMPT_VERSION
@@ -54,7 +54,7 @@ def judging_stage(
     request to the judge, with the reason why no usable reply came, or with None if one came.
     """
     judging = Judging(judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings), learns=learns)
-    caller = _JudgeCaller(judge, now_ms, heard)
+    caller = _JudgeCaller(judge, settings, now_ms, heard)
     return Stage(
         name="judging",
         reads=READS,
@@ -62,8 +62,8 @@ def judging_stage(
         perform=caller.cast,
         give_up=caller.give_up,
         calls_at_once=CALLS_AT_ONCE,
-        call_timeout_s=CALL_TIMEOUT_S,
-        deadline_s=DEADLINE_S,
+        call_timeout_s=settings.call_timeout_s,
+        deadline_s=settings.deadline_s,
     )
 
 
@@ -93,6 +93,7 @@ class _JudgeCaller:
     """Turns ballots into votes."""
 
     judge: Judge
+    settings: JudgeSettings
     now_ms: Callable[[], int]
     heard: Callable[[str | None], None]
 
@@ -109,9 +110,10 @@ class _JudgeCaller:
             raise
         self.heard(reply.unusable)
         reading = None if reply.unusable is not None else read(ballot.key.question, reply.text)
+        unread = f"{CUT} {self.settings.max_tokens}" if reply.cut and reading is None else reply.unusable
         return [
             replace(
-                self._failed(ballot, reply.unusable, self.now_ms() - started_ms),
+                self._failed(ballot, unread, self.now_ms() - started_ms),
                 status=VoteStatus.UNREADABLE if reading is None else VoteStatus.READABLE,
                 score=None if reading is None else reading.score,
                 hint=None if reading is None else reading.hint,
@@ -123,7 +125,7 @@ class _JudgeCaller:
 
     def give_up(self, ballot: Ballot, why: str) -> Sequence[Event]:
         """Return the failed vote for a judge that did not reply before the deadline."""
-        return [self._failed(ballot, why, int(DEADLINE_S * 1000))]
+        return [self._failed(ballot, why, int(self.settings.deadline_s * 1000))]
 
     def _failed(self, ballot: Ballot, why: str | None, latency_ms: int) -> VoteCast:
         return VoteCast(

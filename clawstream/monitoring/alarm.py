@@ -10,7 +10,7 @@ from math import sqrt
 from statistics import linear_regression, mean
 from typing import NamedTuple
 
-from clawstream.events import StepRejected, StepTaken, VoteCast, VoteStatus
+from clawstream.events import CUT, StepRejected, StepTaken, VoteCast, VoteStatus
 from clawstream.monitoring.windows import EventCounts
 from clawstream.stream.stage import Record
 
@@ -59,6 +59,24 @@ def newest(*known: JudgeReachability | None, judge: str) -> JudgeReachability | 
     """Return the latest of `known` about `judge`; None: there is none."""
     mine = [one for one in known if one is not None and one.judge == judge]
     return max(mine, key=lambda one: one.heard_ms, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadVotes:
+    """How many of a judge's newest replies had no verdict in them."""
+
+    replies: int
+    cut: int  # ended at the limit of tokens
+    without: int  # whole, and without a verdict that the question allows
+
+
+def readings(votes: Iterable[Record], judge: str) -> ReadVotes | None:
+    """Return how the replies of `judge` were read; None: there are none among these votes."""
+    mine = [record.event for record in votes if isinstance(record.event, VoteCast) and record.event.judge == judge]
+    replied = [vote for vote in mine if vote.status is not VoteStatus.FAILED]
+    unread = [vote for vote in replied if vote.status is VoteStatus.UNREADABLE]
+    cut = sum((vote.error or "").startswith(CUT) for vote in unread)
+    return ReadVotes(replies=len(replied), cut=cut, without=len(unread) - cut) if replied else None
 
 
 class BatchRule(NamedTuple):

@@ -13,7 +13,7 @@ import aiohttp
 from clawstream.config import KafkaSettings, TrainingSettings
 from clawstream.errors import PartUnavailable, TopicMismatch, TryLater
 from clawstream.events import VerdictReached
-from clawstream.monitoring.alarm import BatchRule, JudgeReachability, TrainerSign, by_votes
+from clawstream.monitoring.alarm import BatchRule, JudgeReachability, ReadVotes, TrainerSign, by_votes, readings
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.windows import AppendTimes, BrokerClock
 from clawstream.monitoring.windows import alarm as clock_alarm
@@ -101,6 +101,7 @@ class LogStatus:
     learned_from: LearnedFrom | None = None  # None: nothing was read
     trainer: TrainerSign | None = None  # the newest event of the trainer on the log; None: there is none
     judge: JudgeReachability | None = None  # by its newest votes; None: there are none, or no judge is asked
+    votes: ReadVotes | None = None  # the judge's newest; None: there are none, or no judge is asked
     clock_alarm: str | None = None  # says that the broker's clock is wrong; None: nothing indicates that it is
 
 
@@ -160,6 +161,7 @@ async def read_log(
     """Return what the log says by now; `board` has to be a new one."""
     await read_policy(kafka_log, board)
     await read_samples(kafka_log, board)
+    votes = () if judge is None else await newest_records(kafka_log, topics.VOTES, NUM_VOTES)
     return LogStatus(
         lag_records={stage: await kafka_log.lag(stage) for stage in (*STAGES, *optional)},
         published_version=board.published_version,
@@ -172,7 +174,8 @@ async def read_log(
         last_verdicts=await _last_verdicts(kafka_log),
         learned_from=board.learned_from,
         trainer=board.trainer,
-        judge=None if judge is None else by_votes(await newest_records(kafka_log, topics.VOTES, NUM_VOTES), judge),
+        judge=None if judge is None else by_votes(votes, judge),
+        votes=None if judge is None else readings(votes, judge),
         clock_alarm=await _clock_alarm(kafka_log),
     )
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from clawstream.events import Event, TeacherScored, TeacherStatus, float32
 from clawstream.inference.engine import EngineRefused, ScoreRequest, Scores
-from clawstream.inference.judge_client import DEADLINE_S, TEACHER_CALL_TIMEOUT_S, TEACHER_CALLS_AT_ONCE
+from clawstream.inference.judge_client import TEACHER_CALL_TIMEOUT_S, TEACHER_CALLS_AT_ONCE, TEACHER_DEADLINE_S
 from clawstream.samples.hinted import Scoring
 from clawstream.samples.joining import SampleRules, observe
 from clawstream.samples.session import JoiningState
@@ -48,7 +48,7 @@ def asking_stage(
     teacher: ScoringTeacher,
     *,
     call_timeout_s: float = TEACHER_CALL_TIMEOUT_S,
-    deadline_s: float = DEADLINE_S,
+    deadline_s: float = TEACHER_DEADLINE_S,
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Stage[JoiningState, Scoring]:
     """Return the samples stage `stage`, with its calls made to `teacher`."""

@@ -337,7 +337,6 @@ class Trainer:
             group["lr"] = rate
         with self._model.moving():
             self._optimizer.step()
-        self._forget_gradients()
         return norm
 
     def _forget_gradients(self) -> None:

@@ -12,19 +12,19 @@ from aiohttp import web
 Answer = Callable[[dict[str, Any]], Awaitable[web.StreamResponse]]
 
 
-def completion_body(content: str | None) -> bytes:
+def completion_body(content: str | None, finish_reason: str = "stop") -> bytes:
     """A chat completion as OpenAI writes it."""
     body = {
         "id": "chatcmpl-1",
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}],
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": finish_reason}],
         "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18},
     }
     return json.dumps(body).encode()
 
 
-def completion(content: str | None) -> web.Response:
+def completion(content: str | None, finish_reason: str = "stop") -> web.Response:
     """It as a response."""
-    return web.Response(body=completion_body(content), content_type="application/json")
+    return web.Response(body=completion_body(content, finish_reason), content_type="application/json")
 
 
 @dataclass

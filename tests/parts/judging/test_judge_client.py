@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import ConfigError, TryLater
-from clawstream.events import Question, VoteCast, VoteStatus
+from clawstream.events import CUT, Question, VoteCast, VoteStatus
 from clawstream.inference.judge_client import JudgeClient, JudgeRefused, JudgeReply
 from clawstream.judging.prompts import PROMPT_VERSION, Prompt
 from clawstream.judging.stage import judging_stage
@@ -38,9 +38,9 @@ def ballot(judge: str) -> Ballot:
     return Ballot(session_id="s", key=key, number=1, prompt=prompt, seed=7)
 
 
-async def cast(judge: Endpoint) -> VoteCast:
-    async with JudgeClient.open(settings(judge)) as client:
-        stage = judging_stage(settings(judge), client)
+async def cast(judge: Endpoint, **changes: Any) -> VoteCast:
+    async with JudgeClient.open(settings(judge, **changes)) as client:
+        stage = judging_stage(settings(judge, **changes), client)
         assert stage.perform is not None
         (vote,) = await stage.perform(ballot(client.name))
     assert isinstance(vote, VoteCast)
@@ -57,10 +57,72 @@ async def test_a_reply_is_its_text_and_the_endpoints_own_counts() -> None:
             "model": "m",
             "messages": [{"role": "system", "content": "system"}, {"role": "user", "content": "user"}],
             "temperature": 0.6,
-            "max_tokens": 1024,
+            "max_tokens": 8192,
             "seed": 7,
         }
     ]
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_a_judge_whose_thinking_is_settled_is_told_so_by_its_chat_template(thinking: bool) -> None:
+    async with endpoint(lambda _: saying("\\boxed{1}")) as judge:
+        await ask(judge, thinking=thinking)
+    assert judge.bodies[0]["chat_template_kwargs"] == {"enable_thinking": thinking}
+
+
+THOUGHT_TOKENS = 3000
+
+
+async def thinker(body: dict[str, Any]) -> web.StreamResponse:
+    """A judge that thinks for `THOUGHT_TOKENS` tokens, with \\boxed{-1} among them, before it says 1."""
+    words = ["\\boxed{-1}", *(["hm"] * (THOUGHT_TOKENS - 1))]
+    if body["max_tokens"] < THOUGHT_TOKENS:
+        return completion(f"<think>{' '.join(words[: body['max_tokens']])}", "length")
+    return completion(f"<think>{' '.join(words)}</think>It moved on: \\boxed{{1}}")
+
+
+async def test_a_judge_may_think_for_long_and_its_verdict_is_what_it_says_afterwards() -> None:
+    async with endpoint(thinker) as judge:
+        vote = await cast(judge)
+    assert (vote.status, vote.score, vote.error) == (VoteStatus.READABLE, 1, None)
+
+
+async def test_a_vote_that_was_cut_while_the_judge_thought_names_the_limit_and_is_none() -> None:
+    async with endpoint(thinker) as judge:
+        vote = await cast(judge, max_tokens=1024)
+    assert (vote.status, vote.score) == (VoteStatus.UNREADABLE, None)
+    assert vote.error == f"{CUT} 1024"
+    assert vote.text is not None
+    assert vote.text.startswith("<think>")
+
+
+@pytest.mark.parametrize("content", [None, "no verdict here", "\\boxed{1} and then it goes on"])
+async def test_a_cut_reply_counts_if_its_verdict_is_there(content: str | None) -> None:
+    async def cutting(_: dict[str, Any]) -> web.StreamResponse:
+        return completion(content, "length")
+
+    async with endpoint(cutting) as judge:
+        vote = await cast(judge, max_tokens=16)
+    readable = content is not None and "boxed" in content
+    assert vote.status is (VoteStatus.READABLE if readable else VoteStatus.UNREADABLE)
+    assert vote.error == (None if readable else f"{CUT} 16")
+
+
+async def test_a_judge_whose_context_is_too_short_for_a_vote_is_named_with_what_helps() -> None:
+    async def short(_: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=400, text="The requested tokens exceed the model's maximum context length of 8192.")
+
+    async with endpoint(short) as judge:
+        vote = await cast(judge)
+    assert vote.status is VoteStatus.FAILED
+    assert vote.error is not None
+    assert vote.error.endswith("recorded as failed. Lower judge.max_tokens, or give the judge a longer context")
+
+
+def test_a_longer_vote_may_take_longer() -> None:
+    short, usual = JudgeSettings(max_tokens=256), JudgeSettings()
+    assert (short.call_timeout_s, short.deadline_s) == (60, 600)
+    assert (usual.call_timeout_s, usual.deadline_s) == (480, 960)
 
 
 async def test_votes_share_connections() -> None:

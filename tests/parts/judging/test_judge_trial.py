@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from clawstream.cli.status import judge_line
+from clawstream.cli.status import judge_line, unread_line
 from clawstream.cli.up import _test_vote
 from clawstream.config import JudgeSettings, Settings
 from clawstream.errors import TryLater
@@ -20,7 +20,7 @@ from clawstream.judging.stage import judging_stage
 from clawstream.judging.votes import Ballot, VoteKey
 from clawstream.local.running import NOTED_EVERY_MS, JudgeNotes, judge_of
 from clawstream.local.servers.server_process import reserved
-from clawstream.monitoring.alarm import newest
+from clawstream.monitoring.alarm import ReadVotes, newest
 from tests.parts.judging.endpoint import completion, endpoint
 
 BALLOT = Ballot(
@@ -101,6 +101,20 @@ async def test_up_asks_for_a_vote_and_status_knows_what_came_of_it(tmp_path: Pat
     assert said.startswith(f"[red]judge: {judge_name('qwen3-8b', made.url)} has given no answer for 5 min[/]")
     assert "status 404 (no such model)" in said
     assert await _test_vote(Settings(data_dir=tmp_path, environment=False)) is None
+
+
+def test_status_says_what_keeps_votes_from_being_read_and_what_helps() -> None:
+    asked = judge("http://judge/v1", max_tokens=1024)
+    said = unread_line(asked, ReadVotes(replies=12, cut=6, without=1))
+    assert said is not None
+    assert "7 of its last 12 replies are no votes" in said
+    assert "6 were cut at judge.max_tokens = 1024: raise it, or set judge.thinking = false" in said
+    assert "1 end without \\boxed{}" in said
+    told = unread_line(judge("http://judge/v1", thinking=False), ReadVotes(replies=12, cut=6, without=0))
+    assert told is not None
+    assert told.endswith("6 were cut at judge.max_tokens = 8192: raise it")
+    for few in (None, ReadVotes(replies=5, cut=5, without=0), ReadVotes(replies=30, cut=2, without=0)):
+        assert unread_line(asked, few) is None
 
 
 async def test_while_a_turn_waits_for_its_judge_the_last_error_and_its_beginning_are_known(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.parts.judging.endpoint import completion_body
 from tests.parts.judging.test_judge_client import ballot
 from tests.rogue import Rogue, drip, head, piece, pour, rogue
 
-LIMIT = 64 * 2**10 + 64 * 1024
+LIMIT = 64 * 2**10 + 64 * JudgeSettings().max_tokens
 
 
 async def cast(url: str, *, call_timeout_s: float = 20.0) -> VoteCast:

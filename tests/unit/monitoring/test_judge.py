@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from clawstream.events import VoteCast, VoteStatus
-from clawstream.monitoring.alarm import JudgeReachability, by_votes
+from clawstream.events import CUT, VoteCast, VoteStatus
+from clawstream.monitoring.alarm import JudgeReachability, ReadVotes, by_votes, readings
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import VOTES
 from tests.unit.monitoring.said import vote
@@ -29,3 +29,16 @@ def test_the_newest_votes_say_since_when_and_why_a_judge_gives_none() -> None:
         judge="judge", error=None, since_ms=6, heard_ms=6
     )
     assert by_votes(votes, "nobody") is None
+
+
+def test_replies_that_are_no_votes_are_counted_by_what_is_wrong_with_them() -> None:
+    votes = [
+        record(1, VoteStatus.READABLE),
+        record(2, VoteStatus.UNREADABLE, f"{CUT} 1024"),
+        record(3, VoteStatus.UNREADABLE),
+        record(4, VoteStatus.UNREADABLE, f"{CUT} 1024"),
+        record(5, VoteStatus.FAILED, "away"),
+        record(6, VoteStatus.UNREADABLE, f"{CUT} 1024", judge="another"),
+    ]
+    assert readings(votes, "judge") == ReadVotes(replies=4, cut=2, without=1)
+    assert readings(votes, "nobody") is None

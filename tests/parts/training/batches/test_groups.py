@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawstream.config import TrainingSettings
+from clawstream.config import JudgeSettings, Settings, TrainingSettings
 from clawstream.events import (
     BatchPlanned,
     GroupSettled,
@@ -21,7 +21,6 @@ from clawstream.events import (
     StepDropReason,
     StepTaken,
 )
-from clawstream.inference.judge_client import DEADLINE_S
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import HEARD_MS
 from clawstream.training.batches.choosing import Arrival, BatchRules
@@ -290,11 +289,15 @@ def test_an_advantage_of_0_is_one(base: Path) -> None:
 
 
 def test_a_wait_that_ends_before_judges_or_after_attempts_are_forgotten_is_refused() -> None:
-    for wait_s in (DEADLINE_S, HEARD_MS / 1000 + 1):
+    def waiting(wait_s: float, max_tokens: int) -> Settings:
+        judge = JudgeSettings(url="http://judge/v1", max_tokens=max_tokens)
+        return Settings(judge=judge, training=TrainingSettings(method="stepwise", group_wait_s=wait_s))
+
+    for wait_s, max_tokens in ((600, 1024), (HEARD_MS / 1000 + 1, 1024), (960, 8192)):
         with pytest.raises(ValueError, match="group_wait_s"):
-            TrainingSettings(group_wait_s=wait_s)
-    for wait_s in (DEADLINE_S + 1, HEARD_MS / 1000):
-        assert TrainingSettings(group_wait_s=wait_s).group_wait_s == wait_s
+            waiting(wait_s, max_tokens)
+    for wait_s, max_tokens in ((601, 1024), (HEARD_MS / 1000, 1024), (961, 8192)):
+        assert waiting(wait_s, max_tokens).training.group_wait_s == wait_s
 
 
 GROUP = [tiny.sample(f"g0 s{n}", reward=None, group_id="g0") for n in range(3)]

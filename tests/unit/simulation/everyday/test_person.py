@@ -265,10 +265,10 @@ def test_a_line_that_is_no_request_is_named(line: str) -> None:
         tasks(line)
 
 
-def test_what_should_be_kept_is_asked_by_nobody_and_has_twenty_facts_and_sums() -> None:
+def test_what_should_be_kept_is_asked_by_nobody_and_has_fifty_facts_and_forty_sums() -> None:
     found = general()
     questions = [one.question for one in (*found.facts, *found.sums)]
-    assert (len(found.facts), len(found.sums), len(set(questions))) == (20, 20, 40)
+    assert (len(found.facts), len(found.sums), len(set(questions))) == (50, 40, 90)
     assert not set(questions) & {request for split in Split for request in requests_of(split)}
     assert not any(answer.lower() in one.question.lower() for one in found.facts for answer in one.answers)
     assert 250 < len(found.text.split()) < 500
