@@ -72,14 +72,13 @@ def judging(context: typer.Context) -> None:
         raise ConfigError(
             "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
         )
-    from clawstream.inference.judge_client import JudgeClient
-    from clawstream.judging.stage import judging_stage
+    from clawstream.judging.stage import judge_at, judging_stage
     from clawstream.local.running import JudgeNotes
 
     learns = learns_from(settings.training, settings.rewards)
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
-        async with JudgeClient.open(settings.judge) as judge:
+        async with judge_at(settings.judge) as judge:
             notes = JudgeNotes(settings.data_dir, judge.name)
             await _run(judging_stage(settings.judge, judge, learns=learns, heard=notes.heard), settings, log, stop)
 

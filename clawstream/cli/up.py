@@ -155,14 +155,17 @@ async def tell_versions(console: Console, settings: Settings) -> None:
 async def _test_vote(settings: Settings) -> str | None:
     """Ask the judge for a test vote; return why it gives none, also noted for `clawstream status`.
 
-    None: the judge votes, or none is set. A silent judge stops nothing: it is asked about each turn for ten minutes.
+    None: the judge votes, or none is set. A silent judge stops nothing: it is asked about each turn for some minutes.
     """
+    from clawstream.inference import reward_model
     from clawstream.inference.judge_client import judge_name, problem_with
     from clawstream.local.running import JudgeNotes
 
     if settings.judge.url is None:
         return None
-    problem = await problem_with(settings.judge, settings.judge.url)
+    rates = settings.judge.reward_above is not None
+    trial = reward_model.problem_with(settings.judge) if rates else problem_with(settings.judge, settings.judge.url)
+    problem = await trial
     JudgeNotes(settings.data_dir, judge_name(settings.judge.model, settings.judge.url)).heard(problem)
     return problem
 

@@ -195,6 +195,16 @@ class JudgeSettings(Section):
         None, description="whether the judge's chat template is to have it think (enable_thinking); none: as it has it"
     )
 
+    reward_above: float | None = Field(
+        None,
+        description="the judge is a reward model, and an answer is good above this number; none: it is asked in words",
+    )
+
+    @property
+    def num_votes(self) -> int:
+        """Votes per question and turn; a reward model would give the same number again."""
+        return self.votes if self.reward_above is None else 1
+
     @property
     def call_timeout_s(self) -> float:
         """How long one vote may take; after it the vote is asked for again, until `deadline_s`."""
@@ -208,7 +218,7 @@ class JudgeSettings(Section):
     @property
     def needed(self) -> int:
         """Readable votes that a verdict needs: a majority."""
-        return self.votes // 2 + 1
+        return self.num_votes // 2 + 1
 
     @property
     def needed_for_a_hint(self) -> int:

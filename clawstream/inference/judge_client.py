@@ -92,11 +92,7 @@ class JudgeClient:
             raise ConfigError(
                 "judge.url is not set: name an OpenAI-compatible endpoint, for example http://127.0.0.1:8000/v1"
             )
-        timeout = aiohttp.ClientTimeout(total=call_timeout_s, sock_connect=_CONNECT_S)
-        connector = aiohttp.TCPConnector(limit=CALLS_AT_ONCE, keepalive_timeout=60.0)
-        async with aiohttp.ClientSession(
-            connector=connector, headers=bearer(settings.api_key), timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
-        ) as session:
+        async with judge_session(settings, call_timeout_s) as session:
             yield cls(session, settings, settings.url, call_timeout_s)
 
     async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
@@ -108,7 +104,7 @@ class JudgeClient:
             async with self._session.post(self._url, data=orjson.dumps(body), headers=PLAIN, **ASKING) as response:
                 if response.status != 200:
                     said = await read_error(response, until=until)
-                    raise _failure(self.name, response.status, said, response.headers.get("Retry-After"))
+                    raise failure(self.name, response.status, said, response.headers.get("Retry-After"))
                 content, wrong = await read_body(response, most_bytes=self._most_bytes, until=until)
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
             raise TryLater(f"judge {self.name}: no reply ({shown(repr(error))}); it is asked again") from error
@@ -118,6 +114,17 @@ class JudgeClient:
             text=content.decode(errors="replace")[:_KEPT_CHARACTERS],
             unusable=f"judge {self.name}: its reply is not read, {wrong}; its beginning is kept",
         )
+
+
+@asynccontextmanager
+async def judge_session(settings: JudgeSettings, call_timeout_s: float) -> AsyncIterator[aiohttp.ClientSession]:
+    """Yield a session that shows the judge's key, for the length of the block."""
+    timeout = aiohttp.ClientTimeout(total=call_timeout_s, sock_connect=_CONNECT_S)
+    connector = aiohttp.TCPConnector(limit=CALLS_AT_ONCE, keepalive_timeout=60.0)
+    async with aiohttp.ClientSession(
+        connector=connector, headers=bearer(settings.api_key), timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+    ) as session:
+        yield session
 
 
 def _body(settings: JudgeSettings, said: Mapping[str, str], *, max_tokens: int) -> dict[str, object]:
@@ -145,7 +152,8 @@ def name_of_teacher(settings: Settings) -> str | None:
     return None if url is None else judge_name(settings.teacher.model, url)
 
 
-def _failure(name: str, status: int, raw: bytes, retry_after: str | None) -> TryLater | JudgeRefused:
+def failure(name: str, status: int, raw: bytes, retry_after: str | None) -> TryLater | JudgeRefused:
+    """Return what a judge's reply of this status is to its caller."""
     said = shown(raw.decode(errors="replace"))
     if status in _TEMPORARY or not 400 <= status < 500:
         return TryLater(f"judge {name}: status {status}, {said}; it is asked again", retry_after_s=_wait(retry_after))

@@ -5,7 +5,7 @@ Marks in the text that look like a verdict, a hint or a tag of the prompt are ma
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from clawstream.conversation.history import reaction
@@ -36,10 +36,11 @@ _UNSENDABLE = re.compile("[\x00\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The two messages that a judge gets."""
+    """The two messages that a judge gets, or the conversation that a reward model rates the end of."""
 
-    system: str
-    user: str
+    system: str = ""
+    user: str = ""
+    rated: tuple[Mapping[str, str], ...] = ()  # roles user and assistant in turn; the last message is the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +148,29 @@ def floor_prompt(case: Case, session: Sequence[Message], section_tokens: int = S
     """Return the prompt that asks whether the answer was good, and shows the whole session."""
     whole = _section("session", _transcript(session), section_tokens)
     return Prompt(system=FLOOR_SYSTEM, user=f"{whole}\n\n{_sections(case, section_tokens)}\n\n{_SCORE_TASK}")
+
+
+def rated_prompt(case: Case, section_tokens: int = SECTION_TOKENS) -> Prompt:
+    """Return the conversation that ends with the answer, without its next state, the oldest messages left out.
+
+    Reward models were trained on people and assistants in turn: what tools and programs said is the user's here.
+    """
+    pieces = [piece for message in case.request if role_of(message) != "system" for piece in _pieces(message)]
+    turns: list[tuple[str, str]] = []  # the newest first
+    left = 3 * section_tokens * CHARACTERS_PER_TOKEN
+    for role, text in reversed([*pieces, ("assistant", _spoken(case.answer))]):
+        said, who = cut(text, section_tokens), "assistant" if role == "assistant" else "user"
+        if turns and len(said) > left:
+            break
+        left -= len(said)
+        if turns and turns[-1][0] == who:
+            said = f"{said}\n\n{turns.pop()[1]}"
+        turns.append((who, said))
+    if len(turns) > 1 and turns[-1][0] == "assistant":
+        turns.pop()  # templates want a user first
+    return Prompt(
+        rated=tuple({"role": who, "content": _UNSENDABLE.sub("\ufffd", said)} for who, said in reversed(turns))
+    )
 
 
 def cut(text: str, max_tokens: int) -> str:

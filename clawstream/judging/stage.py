@@ -10,7 +10,8 @@ from now on must take another name.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Protocol
@@ -18,11 +19,23 @@ from typing import Protocol
 from clawstream.config import JudgeSettings
 from clawstream.errors import ConfigError, TryLater
 from clawstream.events import CUT, EVERYTHING, Event, LearnsFrom, VoteCast, VoteStatus
-from clawstream.inference.judge_client import CALLS_AT_ONCE, JudgeRefused, JudgeReply
+from clawstream.inference.judge_client import CALLS_AT_ONCE, JudgeClient, JudgeRefused, JudgeReply
+from clawstream.inference.reward_model import RewardModel
 from clawstream.judging import heuristics
 from clawstream.judging.heuristics import DueTurn, Heuristic, Watched, feedback
 from clawstream.judging.prompts import PROMPT_VERSION
-from clawstream.judging.votes import Ballot, Cast, Judging, JudgingState, VotingRules, count, observe, read
+from clawstream.judging.votes import (
+    Ballot,
+    Cast,
+    Judging,
+    JudgingState,
+    VoteReading,
+    VotingRules,
+    count,
+    observe,
+    rating,
+    read,
+)
 from clawstream.stream import topics
 from clawstream.stream.stage import Record, Stage, Step
 
@@ -31,13 +44,33 @@ HEURISTICS_READ = (topics.EXCHANGES, topics.TURNS)
 ENTRY_POINTS = "clawstream.heuristics"  # the group of heuristics
 
 
-class Judge(Protocol):
-    """The judge model that is asked."""
+class ChatJudge(Protocol):
+    """A judge that is asked in words."""
 
     name: str
 
     async def ask(self, system: str, user: str, *, seed: int) -> JudgeReply:
         """The reply; raises TryLater or JudgeRefused."""
+
+
+class Rater(Protocol):
+    """A reward model."""
+
+    name: str
+
+    async def rate(self, messages: Sequence[Mapping[str, str]]) -> JudgeReply:
+        """The number of the last message, as text; raises TryLater or JudgeRefused."""
+
+
+Judge = ChatJudge | Rater
+
+
+@asynccontextmanager
+async def judge_at(settings: JudgeSettings) -> AsyncIterator[Judge]:
+    """Yield the client of the judge that is set, for the length of the block. Raises ConfigError where none is."""
+    opened = JudgeClient.open(settings) if settings.reward_above is None else RewardModel.open(settings)
+    async with opened as judge:
+        yield judge
 
 
 def judging_stage(
@@ -85,7 +118,10 @@ def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast,
 
 
 def _rules(settings: JudgeSettings) -> VotingRules:
-    return VotingRules(num_votes=settings.votes, quorum=settings.needed, hint_quorum=settings.needed_for_a_hint)
+    return VotingRules(
+        num_votes=settings.num_votes, quorum=settings.needed, hint_quorum=settings.needed_for_a_hint,
+        rates=settings.reward_above is not None,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +137,7 @@ class _JudgeCaller:
         """Ask the judge. Raises TryLater where no reply arrived."""
         started_ms = self.now_ms()
         try:
-            reply = await self.judge.ask(ballot.prompt.system, ballot.prompt.user, seed=ballot.seed)
+            reply = await self._reply(ballot)
         except JudgeRefused as error:
             self.heard(str(error))
             return [self._failed(ballot, str(error), self.now_ms() - started_ms)]
@@ -109,7 +145,7 @@ class _JudgeCaller:
             self.heard(str(error))
             raise
         self.heard(reply.unusable)
-        reading = None if reply.unusable is not None else read(ballot.key.question, reply.text)
+        reading = None if reply.unusable is not None else self._reading(ballot, reply.text)
         unread = f"{CUT} {self.settings.max_tokens}" if reply.cut and reading is None else reply.unusable
         return [
             replace(
@@ -122,6 +158,16 @@ class _JudgeCaller:
                 completion_tokens=reply.completion_tokens,
             )
         ]
+
+    async def _reply(self, ballot: Ballot) -> JudgeReply:
+        if hasattr(self.judge, "rate"):
+            return await self.judge.rate(ballot.prompt.rated)
+        return await self.judge.ask(ballot.prompt.system, ballot.prompt.user, seed=ballot.seed)
+
+    def _reading(self, ballot: Ballot, text: str) -> VoteReading | None:
+        if self.settings.reward_above is not None:
+            return rating(text, self.settings.reward_above)
+        return read(ballot.key.question, text)
 
     def give_up(self, ballot: Ballot, why: str) -> Sequence[Event]:
         """Return the failed vote for a judge that did not reply before the deadline."""

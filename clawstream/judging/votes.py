@@ -51,7 +51,7 @@ from clawstream.events import (
     derived_id,
     words_of,
 )
-from clawstream.judging.prompts import Prompt, case_of, floor_prompt, hint_prompt, score_prompt
+from clawstream.judging.prompts import Prompt, case_of, floor_prompt, hint_prompt, rated_prompt, score_prompt
 from clawstream.stream.stage import Step
 
 _BOX = re.compile(r"\\boxed\s*\{([^{}]*)\}")
@@ -81,6 +81,11 @@ def read(question: Question, text: str) -> VoteReading | None:
         return None
     hints = _HINT.findall(answer) if question is Question.HINT and score == 1 else []
     return VoteReading(score=score, hint=hints[-1].strip() or None if hints else None)
+
+
+def rating(text: str, above: float) -> VoteReading:
+    """Return the vote in a reward model's number: good above `above`, else bad."""
+    return VoteReading(score=1 if float(text) > above else -1, hint=None)
 
 
 def outcome(scores: Sequence[int | None], *, quorum: int) -> tuple[VerdictStatus, int | None]:
@@ -152,6 +157,7 @@ class VotingRules:
     num_votes: int
     quorum: int
     hint_quorum: int
+    rates: bool = False  # the judge is a reward model: it scores answers, and gives no hints
 
 
 def count(cast: Cast, vote: VoteCast, rules: VotingRules) -> tuple[Cast, list[Event]]:
@@ -170,7 +176,9 @@ def conclusions(cast: Mapping[int, VoteCast], vote: VoteCast, rules: VotingRules
     if vote.ballot >= rules.num_votes or len(votes) < rules.num_votes:
         return []
     if vote.question is Question.SCORE:
-        return [_verdict(votes, rules.quorum)]
+        no_hint = HintAbsent(**_identity(vote), reason=HintAbsence.NONE_OFFERED, num_offered=0)
+        unasked = [no_hint] if rules.rates and vote.revision == FIRST_LOOK else []
+        return [_verdict(votes, rules.quorum), *unasked]
     return [_hint(votes, rules.hint_quorum)]
 
 
@@ -327,7 +335,7 @@ def _second_looks(session: JudgingState) -> SecondLooks:
 
 def _ballots(session: JudgingState, look: _TurnToAsk, judging: Judging) -> Iterable[Ballot]:
     """Return the ballots of `look` that have no vote yet."""
-    for question, prompt in _questions(session, look):
+    for question, prompt in _questions(session, look, rates=judging.rules.rates):
         key = VoteKey(judging.judge, judging.prompt_version, look.turn.turn_id, question, look.revision)
         cast = session.votes.get(key, {})
         for number in range(judging.rules.num_votes):
@@ -336,7 +344,7 @@ def _ballots(session: JudgingState, look: _TurnToAsk, judging: Judging) -> Itera
                 yield Ballot(session_id=look.turn.session_id, key=key, number=number, prompt=prompt, seed=seed)
 
 
-def _questions(session: JudgingState, look: _TurnToAsk) -> list[tuple[Question, Prompt]]:
+def _questions(session: JudgingState, look: _TurnToAsk, *, rates: bool) -> list[tuple[Question, Prompt]]:
     turn = look.turn
     history = rebuild(turn.next_exchange_id, session.requests).messages
     if turn.interrupted:
@@ -344,6 +352,8 @@ def _questions(session: JudgingState, look: _TurnToAsk) -> list[tuple[Question, 
         case = case_of(history, turn.next_state, asked, session.parts[turn.turn_id])
     else:
         case = case_of(history, turn.next_state)
+    if rates:
+        return [(Question.SCORE, rated_prompt(case))]
     if look.revision == FIRST_LOOK:
         return [(Question.SCORE, score_prompt(case)), (Question.HINT, hint_prompt(case))]
     whole = rebuild(look.in_view_of.next_exchange_id, session.requests).messages

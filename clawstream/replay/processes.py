@@ -133,9 +133,9 @@ async def _work(job: WorkerJob, tell: "Connection[object, object]") -> WorkerRes
         )
         judge = None
         if job.started.votes_from is VotesFrom.NEW:
-            from clawstream.inference.judge_client import JudgeClient
+            from clawstream.judging.stage import judge_at
 
-            judge = await stack.enter_async_context(JudgeClient.open(judge_settings(settings.judge, job.started)))
+            judge = await stack.enter_async_context(judge_at(judge_settings(settings.judge, job.started)))
         stages, asking = hosted(settings, job.started, renderer, judge)
         gc.collect()
         gc.freeze()

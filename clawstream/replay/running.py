@@ -85,7 +85,7 @@ async def begin(
         judge=wanted.judge,
         prompt_version=PROMPT_VERSION if wanted.votes_from is VotesFrom.NEW else None,
         session_id=wanted.session_id,
-        num_votes=judge.votes,
+        num_votes=judge.num_votes,
         quorum=judge.needed,
         ranges=await frozen(
             log,

@@ -12,7 +12,7 @@ import pytest
 import clawstream
 
 PACKAGE = Path(clawstream.__file__).parent
-MOST_MODULES, MOST_FILES, MOST_LINES = 283, 15, 400  # 280, and three of `clawstream plan`
+MOST_MODULES, MOST_FILES, MOST_LINES = 284, 15, 400  # 280, three of `clawstream plan`, one of reward models
 MOST_NAMES_TWICE = 15
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({file.parent for file in MODULES})

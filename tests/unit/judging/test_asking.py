@@ -195,3 +195,23 @@ def test_of_two_exchanges_with_one_id_the_first_counts() -> None:
     assert state is not None
     failed = replace(Session().fail([user("2+2?")], "half"), exchange_id=first.exchange_id)
     assert learn(state, failed, JUDGING) is state
+
+
+def test_a_reward_model_is_asked_once_for_a_score_and_its_vote_says_that_it_gives_no_hint() -> None:
+    first, second, turn = two_turns()
+    rating = replace(JUDGING, rules=VotingRules(num_votes=1, quorum=1, hint_quorum=1, rates=True))
+    state: State | None = None
+    ballots: list[Ballot] = []
+    for event in (first, second, turn):
+        state, _, asked = observe(state, event, rating)
+        ballots += asked
+    assert [(ballot.key.question, ballot.number) for ballot in ballots] == [(Question.SCORE, 0)]
+    assert [message["content"] for message in ballots[0].prompt.rated] == ["2+2?", "5"]
+
+    _, written, _ = observe(state, vote(turn.turn_id, Question.SCORE, 0, -1), rating)
+
+    verdict, hint = written
+    assert isinstance(verdict, VerdictReached)
+    assert (verdict.status, verdict.score) == (VerdictStatus.DECIDED, -1)
+    assert isinstance(hint, HintAbsent)
+    assert (hint.turn_id, hint.reason) == (turn.turn_id, HintAbsence.NONE_OFFERED)

@@ -1,6 +1,7 @@
 """Prompts: within their budget, and nobody in the conversation can speak for us."""
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from clawstream.conversation.messages import Message
 from clawstream.events import Question
 from clawstream.judging import prompts
-from clawstream.judging.prompts import Case, cut, defuse, floor_prompt, hint_prompt, score_prompt
+from clawstream.judging.prompts import Case, cut, defuse, floor_prompt, hint_prompt, rated_prompt, score_prompt
 from clawstream.judging.votes import read
 from tests import recorded
 from tests.sessions import assistant, user
@@ -92,3 +93,28 @@ def test_the_second_look_shows_the_whole_session_first() -> None:
 def test_every_question_says_how_to_box_the_answer(system: str) -> None:
     assert "\\boxed{1}" in system
     assert "\\boxed{-1}" in system
+
+
+SPEAKERS = st.sampled_from(["system", "user", "assistant", "tool"])
+SAID = st.lists(st.builds(lambda role, text: {"role": role, "content": text}, SPEAKERS, PIECES), max_size=9)
+
+
+@given(SAID, PIECES)
+def test_a_reward_model_is_shown_people_and_assistant_in_turn_and_the_answer_last(
+    said: list[Message], end: str
+) -> None:
+    rated = rated_prompt(Case(request=tuple(said), answer=assistant(end), next_state=(user("SECRET"),))).rated
+    roles = [message["role"] for message in rated]
+    assert all(role != following for role, following in pairwise(roles))
+    assert roles[-1] == "assistant"
+    assert len(roles) == 1 or roles[0] == "user"
+    assert not any(re.search("[\0\ud800-\udfff]|SECRET", message["content"]) for message in rated)
+
+
+def test_a_long_conversation_is_rated_by_its_newest_messages() -> None:
+    said = [message for n in range(50) for message in (user(f"u{n} " + "x" * 250), assistant(f"a{n} " + "y" * 250))]
+    rated = rated_prompt(Case(request=(*said, user("last")), answer=assistant("end"), next_state=()), 100).rated
+    assert [message["content"][:3] for message in rated[-4:]] == ["u49", "a49", "las", "end"]
+    assert sum(len(message["content"]) for message in rated) < 3 * 3 * 100 + 300
+    long = rated_prompt(case("q" * 9000, "a" * 9000), 100).rated
+    assert [len(message["content"]) < 400 for message in long] == [True, True]
