@@ -1,7 +1,9 @@
-"""`clawstream plan`: what each GPU of a machine would hold, before anything is started."""
+"""`clawstream plan`: what each GPU of a machine would hold, before anything is started; `launch` asks the same."""
 
 import json
 import shlex
+import subprocess
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -12,10 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream.cli.process import Context
+from clawstream.config import Settings
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import text_config
 from clawstream.layout import show
 from clawstream.local.servers.gpu_plan import (
+    CONTEXT_TOKENS,
     MOST_GPUS,
     ROOM,
     STATIC_SHARE,
@@ -24,12 +28,14 @@ from clawstream.local.servers.gpu_plan import (
     GpuPlan,
     Gpus,
     GpuUse,
+    plan_as_set,
     plan_for,
     what_fits,
 )
+from clawstream.local.servers.sglang_servers import GpuCounts, Launch, settings_for
 from clawstream.training.footprint import Decoder, decoder_of
 
-_SAID = ("trainer", "processes", "lora_rank", "dtype", "gradient_checkpointing", "micro_batch_tokens")
+_DRIVER_S = 20.0
 
 
 def plan(
@@ -37,7 +43,7 @@ def plan(
     base: Annotated[Path, typer.Option(metavar="FOLDER", help="The policy's model folder; config.json is enough.")],
     gpus: Annotated[str, typer.Option(metavar="4x24GB", help="How many there are, and of what size.")],
     judge: Annotated[Path | None, typer.Option(metavar="FOLDER", help="The judge's; else --base.")] = None,
-    context_tokens: Annotated[int, typer.Option(min=1, help="Of the longest conversation.")] = 16_384,
+    context_tokens: Annotated[int, typer.Option(min=1, help="Of the longest conversation.")] = CONTEXT_TOKENS,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:
     """Say what each GPU would hold, and which way of training fits; nothing is started."""
@@ -67,6 +73,52 @@ def plan(
         raise ConfigError(f"{base} does not fit on {machine}: {_fullest(found)}; {instead}. Nothing was started")
 
 
+def refuse_what_does_not_fit(asked: Settings, wanted: Launch, counts: GpuCounts, gpu_gb: float | None) -> None:
+    """Raise ConfigError where a launch would not fit by the plan's arithmetic, with what would.
+
+    `gpu_gb` is the memory of each GPU; None: the driver is asked. A line on stderr says why nothing can be told.
+    """
+    size_bytes = _smallest_gpu() if gpu_gb is None else gpu_gb * 1e9
+    if size_bytes is None:
+        typer.echo("whether it fits is not checked: nvidia-smi does not say how large a GPU is (GPU_GB)", err=True)
+        return
+    gpus = Gpus(count=counts.machine, size_bytes=size_bytes)
+    try:
+        model, judge = _decoder(wanted.model_path), _decoder(wanted.judge_path)
+        tokens = min(CONTEXT_TOKENS, model.context_tokens, judge.context_tokens)
+        found = plan_as_set(
+            model, judge, gpus, settings_for(wanted, asked), counts,
+            tp=wanted.rollout_tp, judge_tp=wanted.judge_tp, context_tokens=tokens,
+        )  # fmt: skip
+    except ConfigError as error:
+        typer.echo(f"whether it fits is not checked: {error}", err=True)
+        return
+    if not found.fits:
+        instead = f"`clawstream plan --base {wanted.model_path} --gpus {gpus}` says what would"
+        with suppress(ConfigError):
+            better = plan_for(model, judge, gpus, asked, context_tokens=tokens)
+            instead = _would(better) if better.fits else instead
+        raise ConfigError(
+            f"{wanted.model_path} does not fit on {gpus}: {found.fullest}. {instead}. Nothing was started"
+        )
+
+
+def _would(better: GpuPlan) -> str:
+    said = ", ".join(f"training.{n} = {json.dumps(value)}" for n, value in better.said.items() if value is not None)
+    tps = f"TP={better.tensor_parallel} PRM_TP={better.judge_tensor_parallel}"
+    return f"With ACTOR_GPUS, ROLLOUT_GPUS and PRM_GPUS left out, {tps} and {said} it would"
+
+
+def _smallest_gpu() -> float | None:
+    """Return the bytes of the smallest GPU of this machine, as its driver says; None: there is no driver to ask."""
+    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=_DRIVER_S, check=True).stdout
+        return min(float(line) * 2**20 for line in said.splitlines())
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
 def _decoder(folder: Path) -> Decoder:
     config = text_config(folder)
     if config is None:
@@ -81,8 +133,7 @@ def _fullest(found: GpuPlan) -> str:
         ways.append("a smaller --judge")
     elif "actor" in use.role and found.training.gate:
         ways.append("training.gate = false, which holds one copy less")
-    need = f"GPU {use.number} ({use.role}) would need {use.peak_bytes / 1e9:.1f} GB of {use.of_bytes / 1e9:g}"
-    return f"{need}. Take {', '.join(ways)}, or more GPUs"
+    return f"{found.fullest}. Take {', '.join(ways)}, or more GPUs"
 
 
 def _plain(found: GpuPlan) -> dict[str, Any]:
@@ -90,7 +141,7 @@ def _plain(found: GpuPlan) -> dict[str, Any]:
         "fits": found.fits,
         "idle": found.idle,
         "gpus": [asdict(use) | {"fits": use.fits} for use in found.uses],
-        "training": {name: getattr(found.training, name) for name in _SAID},
+        "training": found.said,
         "engine": {
             "tensor_parallel": found.tensor_parallel,
             "cache_tokens": found.cache_tokens,
@@ -123,8 +174,8 @@ def _print(found: GpuPlan, model: Decoder, gpus: Gpus, context_tokens: int) -> N
     if not found.fits:
         return
     typer.echo("\n[training]")
-    for name in _SAID:
-        if (value := getattr(found.training, name)) is not None:
+    for name, value in found.said.items():
+        if value is not None:
             typer.echo(f"{name} = {json.dumps(value)}")
     tp, judge_tp = found.tensor_parallel, found.judge_tensor_parallel
     if gpus.count == 1:

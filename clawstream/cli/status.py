@@ -121,15 +121,19 @@ def judge_line(settings: JudgeSettings, judge: "JudgeReachability | None", now_m
 
 def unread_line(settings: JudgeSettings, votes: "ReadVotes | None") -> str | None:
     """Return what keeps the judge's votes from being read and what helps, in words; None: nearly all are read."""
-    if votes is None or votes.replies < FEW_VOTES or (votes.cut + votes.without) < UNREAD_SHARE * votes.replies:
+    unread = 0 if votes is None else votes.cut + votes.without + votes.broken
+    if votes is None or votes.replies < FEW_VOTES or unread < UNREAD_SHARE * votes.replies:
         return None
     named: list[str] = []
-    if votes.cut:
+    if votes.cut_tokens is not None:
+        raised = settings.max_tokens > votes.cut_tokens
         shorter = "" if settings.thinking is False else ", or set judge.thinking = false"
-        named.append(f"{votes.cut} were cut at judge.max_tokens = {settings.max_tokens}: raise it{shorter}")
+        helps = f"it is {settings.max_tokens} by now" if raised else f"raise it{shorter}"
+        named.append(f"{votes.cut} were cut at judge.max_tokens = {votes.cut_tokens}: {helps}")
     if votes.without:
         named.append(f"{votes.without} end without \\boxed{{}}: a larger judge.model may heed the prompt")
-    unread = votes.cut + votes.without
+    if votes.broken:
+        named.append(f"{votes.broken} were too long or never ended: votes.error says which")
     return f"[yellow]judge: {unread} of its last {votes.replies} replies are no votes[/]; {'; '.join(named)}"
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream.cli.openclaw import called, connecting, wants_key
+from clawstream.cli.plan import refuse_what_does_not_fit
 from clawstream.cli.process import Context, harmless, log_to_stderr, run_until_stopped
 from clawstream.cli.topics import our_own, which_model
 from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
@@ -272,6 +273,9 @@ def launch(
     ] = None,
     port: Annotated[int | None, typer.Option(envvar="PORT", help="The gateway's; else gateway.port.")] = None,
     sglang: Annotated[str, typer.Option(metavar="COMMAND", help="What starts an SGLang server.")] = SGLANG,
+    gpu_gb: Annotated[
+        float | None, typer.Option(envvar="GPU_GB", min=1, help="Memory of each GPU; else the driver is asked.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print it all as JSON and start nothing.")] = False,
 ) -> None:
     """Share this machine's GPUs out to actor, rollout and judge, and run everything on them until Ctrl-C."""
@@ -295,6 +299,7 @@ def launch(
         adapter_flags=adapter_flags(asked),
     )
     settings = settings_for(wanted, asked)
+    refuse_what_does_not_fit(asked, wanted, counts, gpu_gb)
     if dry_run:
         commands = {server.name: shlex.join(server.command) for server in servers(wanted, settings.engine.port)}
         shown = asdict(wanted.assignment) | {"processes": settings.training.processes, "commands": commands}

@@ -132,9 +132,9 @@ class Settings(BaseSettings):
         wait_s, deadline_s = self.training.group_wait_s, self.judge.deadline_s
         if self.training.method == "stepwise" and self.judge.url is not None and wait_s <= deadline_s:
             raise ValueError(
-                f"training.group_wait_s is {wait_s:g} s, and a vote of {self.judge.max_tokens} tokens may take "
-                f"{deadline_s:g} s: a group would be settled before its judge has spoken. Wait longer, or lower "
-                "judge.max_tokens"
+                f"training.group_wait_s is {wait_s:g} s, and a judge may take {deadline_s:g} s for a vote "
+                f"(judge.max_tokens = {self.judge.max_tokens}): a group would be settled before it has spoken. Wait "
+                "longer, or lower judge.max_tokens"
             )
         return self
 

@@ -208,7 +208,8 @@ class JudgeSettings(Section):
     @property
     def call_timeout_s(self) -> float:
         """How long one vote may take; after it the vote is asked for again, until `deadline_s`."""
-        return _VOTE_S * max(1.0, self.max_tokens / _VOTE_TOKENS)
+        written = self.max_tokens if self.reward_above is None else 0
+        return _VOTE_S * max(1.0, written / _VOTE_TOKENS)
 
     @property
     def deadline_s(self) -> float:

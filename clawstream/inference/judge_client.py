@@ -41,6 +41,10 @@ _MOST_BYTES = 2 * 2**20  # a vote is one record, and a byte that is no UTF-8 is 
 _KEPT_CHARACTERS = 2000  # kept of an unusable reply
 _MOST_TOKENS = 2**31 - 1
 _TEMPORARY = (401, 403, 408, 425, 429)  # asked again: an operator can correct a bad key while the votes wait
+_ADVICE = {
+    "chat_template_kwargs": ". Leave judge.thinking out: it does not take that switch",
+    "context length": ". Give the judge a longer context, or lower judge.max_tokens if it writes its votes",
+}
 _MOST_TRIAL_BYTES = 2**18
 _SHOWN_CHARACTERS = 200
 log = logging.getLogger(__name__)
@@ -157,8 +161,7 @@ def failure(name: str, status: int, raw: bytes, retry_after: str | None) -> TryL
     said = shown(raw.decode(errors="replace"))
     if status in _TEMPORARY or not 400 <= status < 500:
         return TryLater(f"judge {name}: status {status}, {said}; it is asked again", retry_after_s=_wait(retry_after))
-    long = "context" in said.lower()
-    advice = ". Lower judge.max_tokens, or give the judge a longer context" if long else ""
+    advice = next((what for words, what in _ADVICE.items() if words in said), "")
     return JudgeRefused(f"judge {name}: status {status}, {said}; this vote is recorded as failed{advice}")
 
 

@@ -27,6 +27,7 @@ class RewardModel:
     def __init__(self, session: aiohttp.ClientSession, settings: JudgeSettings, url: str) -> None:
         self._session = session
         self._model = settings.model
+        self.above = 0.0 if settings.reward_above is None else settings.reward_above
         self._root = url.rstrip("/").removesuffix("/v1")
         self.name = judge_name(settings.model, url)
 

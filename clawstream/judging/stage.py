@@ -10,7 +10,7 @@ from now on must take another name.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -18,7 +18,7 @@ from typing import Protocol
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import ConfigError, TryLater
-from clawstream.events import CUT, EVERYTHING, Event, LearnsFrom, VoteCast, VoteStatus
+from clawstream.events import CUT, EVERYTHING, Event, LearnsFrom, Question, VoteCast, VoteStatus
 from clawstream.inference.judge_client import CALLS_AT_ONCE, JudgeClient, JudgeRefused, JudgeReply
 from clawstream.inference.reward_model import RewardModel
 from clawstream.judging import heuristics
@@ -53,16 +53,7 @@ class ChatJudge(Protocol):
         """The reply; raises TryLater or JudgeRefused."""
 
 
-class Rater(Protocol):
-    """A reward model."""
-
-    name: str
-
-    async def rate(self, messages: Sequence[Mapping[str, str]]) -> JudgeReply:
-        """The number of the last message, as text; raises TryLater or JudgeRefused."""
-
-
-Judge = ChatJudge | Rater
+Judge = ChatJudge | RewardModel
 
 
 @asynccontextmanager
@@ -86,7 +77,10 @@ def judging_stage(
     `learns` is what the trainer can use: a session without any of it gets a second look. `heard` is called after each
     request to the judge, with the reason why no usable reply came, or with None if one came.
     """
-    judging = Judging(judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings), learns=learns)
+    judging = Judging(
+        judge=judge.name, prompt_version=PROMPT_VERSION, rules=_rules(settings), learns=learns,
+        rates=isinstance(judge, RewardModel),
+    )  # fmt: skip
     caller = _JudgeCaller(judge, settings, now_ms, heard)
     return Stage(
         name="judging",
@@ -118,10 +112,7 @@ def aggregation(settings: JudgeSettings, only: str | None = None) -> Stage[Cast,
 
 
 def _rules(settings: JudgeSettings) -> VotingRules:
-    return VotingRules(
-        num_votes=settings.num_votes, quorum=settings.needed, hint_quorum=settings.needed_for_a_hint,
-        rates=settings.reward_above is not None,
-    )  # fmt: skip
+    return VotingRules(num_votes=settings.num_votes, quorum=settings.needed, hint_quorum=settings.needed_for_a_hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +125,13 @@ class _JudgeCaller:
     heard: Callable[[str | None], None]
 
     async def cast(self, ballot: Ballot) -> Sequence[Event]:
-        """Ask the judge. Raises TryLater where no reply arrived."""
+        """Ask the judge. Raises TryLater where no reply arrived.
+
+        A reward model gives no hints: its vote on that question is no, and it is not asked.
+        """
         started_ms = self.now_ms()
+        if isinstance(self.judge, RewardModel) and ballot.key.question is Question.HINT:
+            return [replace(self._failed(ballot, None, 0), status=VoteStatus.READABLE, score=-1)]
         try:
             reply = await self._reply(ballot)
         except JudgeRefused as error:
@@ -145,7 +141,7 @@ class _JudgeCaller:
             self.heard(str(error))
             raise
         self.heard(reply.unusable)
-        reading = None if reply.unusable is not None else self._reading(ballot, reply.text)
+        reading = None if reply.unusable is not None else self._reading(ballot, reply)
         unread = f"{CUT} {self.settings.max_tokens}" if reply.cut and reading is None else reply.unusable
         return [
             replace(
@@ -160,14 +156,14 @@ class _JudgeCaller:
         ]
 
     async def _reply(self, ballot: Ballot) -> JudgeReply:
-        if hasattr(self.judge, "rate"):
+        if isinstance(self.judge, RewardModel):
             return await self.judge.rate(ballot.prompt.rated)
         return await self.judge.ask(ballot.prompt.system, ballot.prompt.user, seed=ballot.seed)
 
-    def _reading(self, ballot: Ballot, text: str) -> VoteReading | None:
-        if self.settings.reward_above is not None:
-            return rating(text, self.settings.reward_above)
-        return read(ballot.key.question, text)
+    def _reading(self, ballot: Ballot, reply: JudgeReply) -> VoteReading | None:
+        if isinstance(self.judge, RewardModel):
+            return rating(reply.text, self.judge.above)
+        return read(ballot.key.question, reply.text, cut=reply.cut)
 
     def give_up(self, ballot: Ballot, why: str) -> Sequence[Event]:
         """Return the failed vote for a judge that did not reply before the deadline."""

@@ -70,11 +70,11 @@ class VoteReading:
     hint: str | None
 
 
-def read(question: Question, text: str) -> VoteReading | None:
-    """Return the vote in the judge's reply `text`; None: it is unreadable."""
+def read(question: Question, text: str, *, cut: bool = False) -> VoteReading | None:
+    """Return the vote in the judge's reply `text`, which may be `cut` at the limit; None: it is unreadable."""
     _, thought, answer = text.rpartition("</think>")
-    if not thought and "<think>" in answer:
-        return None  # the thinking never ended
+    if not thought and (cut or "<think>" in answer):
+        return None  # the thinking never ended; a template may have begun it
     boxes = _BOX.findall(answer)
     score = _SCORES.get(boxes[-1].strip().replace("\u2212", "-")) if boxes else None
     if score is None or score not in _ALLOWED[question]:
@@ -157,7 +157,6 @@ class VotingRules:
     num_votes: int
     quorum: int
     hint_quorum: int
-    rates: bool = False  # the judge is a reward model: it scores answers, and gives no hints
 
 
 def count(cast: Cast, vote: VoteCast, rules: VotingRules) -> tuple[Cast, list[Event]]:
@@ -176,9 +175,7 @@ def conclusions(cast: Mapping[int, VoteCast], vote: VoteCast, rules: VotingRules
     if vote.ballot >= rules.num_votes or len(votes) < rules.num_votes:
         return []
     if vote.question is Question.SCORE:
-        no_hint = HintAbsent(**_identity(vote), reason=HintAbsence.NONE_OFFERED, num_offered=0)
-        unasked = [no_hint] if rules.rates and vote.revision == FIRST_LOOK else []
-        return [_verdict(votes, rules.quorum), *unasked]
+        return [_verdict(votes, rules.quorum)]
     return [_hint(votes, rules.hint_quorum)]
 
 
@@ -219,6 +216,7 @@ class Judging:
     prompt_version: str
     rules: VotingRules
     learns: LearnsFrom = EVERYTHING
+    rates: bool = False  # it is a reward model, which is shown the conversation alone
 
 
 class JudgingState(NamedTuple):
@@ -335,7 +333,7 @@ def _second_looks(session: JudgingState) -> SecondLooks:
 
 def _ballots(session: JudgingState, look: _TurnToAsk, judging: Judging) -> Iterable[Ballot]:
     """Return the ballots of `look` that have no vote yet."""
-    for question, prompt in _questions(session, look, rates=judging.rules.rates):
+    for question, prompt in _questions(session, look, rates=judging.rates):
         key = VoteKey(judging.judge, judging.prompt_version, look.turn.turn_id, question, look.revision)
         cast = session.votes.get(key, {})
         for number in range(judging.rules.num_votes):
@@ -353,7 +351,8 @@ def _questions(session: JudgingState, look: _TurnToAsk, *, rates: bool) -> list[
     else:
         case = case_of(history, turn.next_state)
     if rates:
-        return [(Question.SCORE, rated_prompt(case))]
+        questions = [Question.SCORE] if look.revision == FLOOR_LOOK else [Question.SCORE, Question.HINT]
+        return [(question, rated_prompt(case)) for question in questions]
     if look.revision == FIRST_LOOK:
         return [(Question.SCORE, score_prompt(case)), (Question.HINT, hint_prompt(case))]
     whole = rebuild(look.in_view_of.next_exchange_id, session.requests).messages

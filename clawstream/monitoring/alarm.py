@@ -63,20 +63,28 @@ def newest(*known: JudgeReachability | None, judge: str) -> JudgeReachability | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadVotes:
-    """How many of a judge's newest replies had no verdict in them."""
+    """How many of a judge's newest replies are no votes, and why."""
 
     replies: int
     cut: int  # ended at the limit of tokens
+    cut_tokens: int | None  # the newest of these limits; None: none was cut
     without: int  # whole, and without a verdict that the question allows
+    broken: int  # too long, or never ended
 
 
 def readings(votes: Iterable[Record], judge: str) -> ReadVotes | None:
-    """Return how the replies of `judge` were read; None: there are none among these votes."""
-    mine = [record.event for record in votes if isinstance(record.event, VoteCast) and record.event.judge == judge]
+    """Return how the replies of `judge` were read, by its votes in any order; None: there are none among these."""
+    ordered = [record.event for record in sorted(votes, key=lambda record: record.timestamp_ms)]
+    mine = [vote for vote in ordered if isinstance(vote, VoteCast) and vote.judge == judge]
     replied = [vote for vote in mine if vote.status is not VoteStatus.FAILED]
-    unread = [vote for vote in replied if vote.status is VoteStatus.UNREADABLE]
-    cut = sum((vote.error or "").startswith(CUT) for vote in unread)
-    return ReadVotes(replies=len(replied), cut=cut, without=len(unread) - cut) if replied else None
+    errors = [vote.error for vote in replied if vote.status is VoteStatus.UNREADABLE]
+    limits = [error.removeprefix(CUT).strip() for error in errors if error is not None and error.startswith(CUT)]
+    if not replied:
+        return None
+    return ReadVotes(
+        replies=len(replied), cut=len(limits), cut_tokens=int(limits[-1]) if limits else None,
+        without=errors.count(None), broken=len(errors) - errors.count(None) - len(limits),
+    )  # fmt: skip
 
 
 class BatchRule(NamedTuple):

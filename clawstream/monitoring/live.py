@@ -14,7 +14,7 @@ from clawstream.monitoring.windows import alarm as clock_alarm
 from clawstream.stream.log import Arrived
 from clawstream.stream.stage import Record
 
-JUDGED_WITHIN_MINUTES = 10
+JUDGED_WITHIN_MINUTES = 20  # a vote may take 16, by the default judge.max_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

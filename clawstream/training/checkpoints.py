@@ -103,8 +103,9 @@ def write_state(version: Path, save: Callable[[Path], None]) -> None:
 
 def _write(place: Path, save: Callable[[Path], None], manifest: Callable[[tuple[File, ...]], bytes]) -> None:
     writing = place.with_name(f".writing-{place.name}")
-    if writing.exists():
-        shutil.rmtree(writing)
+    for left in (writing, place.with_name(f".removing-{place.name}")):
+        if left.exists():
+            shutil.rmtree(left)
     writing.mkdir(parents=True)
     save(writing)
     (writing / MANIFEST).write_bytes(manifest(_on_disk(writing)))
@@ -143,24 +144,35 @@ def read(folder: Path, *, contents: bool = True) -> Checkpoint:
     return checkpoint
 
 
-def resumable(folder: Path) -> Checkpoint:
-    """Return the checkpoint, once it is verified together with the state that training goes on from.
+def resumable(folder: Path, *, contents: bool = True) -> Checkpoint:
+    """Return the checkpoint, once it is verified as by `read`, together with the state that training goes on from.
 
     Raises UnusableCheckpoint as `read` does.
     """
-    checkpoint = read(folder)
+    checkpoint = read(folder, contents=contents)
     if not all(file.is_for_engines for file in checkpoint.files):
         return checkpoint  # written by a release that had one manifest for both
     state = folder / STATE_FOLDER
     try:
-        files = files_of((state / MANIFEST).read_bytes())
-    except OSError as error:
-        raise _unusable(folder, STATE_FOLDER, "no manifest", "one, which is written once the state is whole") from error
+        raw = (state / MANIFEST).read_bytes()
+        files = files_of(raw)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _stateless(folder, "no state", "one, which is written once the weights are published") from error
     except ValueError as error:
-        raise _unusable(state, MANIFEST, str(error), "a manifest") from error
+        raise _stateless(folder, f"{len(raw)} bytes that are no manifest ({error})", "the state's manifest") from error
     for file in files:
-        _verify(state, file, contents=True)
+        try:
+            _verify(state, file, contents=contents)
+        except UnusableCheckpoint as error:
+            raise _stateless(folder, f"{file.name} that is not as it was written", "the state whole") from error
     return checkpoint
+
+
+def _stateless(folder: Path, found: str, expected: str) -> UnusableCheckpoint:
+    return UnusableCheckpoint(
+        f"checkpoint {folder}: in {STATE_FOLDER}/ found {found}, expected {expected}. Its weights stay, and engines "
+        "may serve them. Training goes on from it once its step is taken again, as `clawstream train` does at its start"
+    )
 
 
 def standing(root: Path, version: int) -> Checkpoint | None:

@@ -182,6 +182,17 @@ class PiecewiseCache:
         return seen_B1LA
 
 
+def idle_rewards(
+    settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *, grouped: bool
+) -> str | None:
+    """Return why the rewards of a step teach nothing, unless that was accepted before; None: they teach something.
+
+    A group's advantages are never one-sided.
+    """
+    judged = settings.weights[0] > 0 and not grouped
+    return one_sided(samples, memory) if judged and not memory.as_it_is else None
+
+
 class Gate:
     """The checks of one step, on some of its samples, on the canaries and on answers that followed held hints."""
 
@@ -195,11 +206,9 @@ class Gate:
         Raises StepRefused if the rewards teach nothing. A person is told of such rejections. After `REJECTED_IN_A_ROW`
         rejections a judge that still says yes to everything is accepted as it is.
         """
-        judged = settings.weights[0] > 0 and scored.advantages is None  # a group's advantages are never one-sided
-        refusal = one_sided(samples, memory) if judged and not memory.as_it_is else None
+        refusal = idle_rewards(settings, samples, memory, grouped=scored.advantages is not None)
         if refusal is not None and num_rejected < REJECTED_IN_A_ROW:
             raise StepRefused(refusal)
-        self.as_it_is = refusal is not None  # the step is taken although its rewards teach nothing
         self._model = model
         self._settings = settings
         wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})

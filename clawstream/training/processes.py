@@ -308,6 +308,10 @@ class Team:
         """Write what `restore` needs beside the weights, in any number of processes."""
         self._call("save_state", folder)
 
+    def settle(self, folder: Path) -> None:
+        """Take over the weights that are published wherever those that were trained round to others."""
+        self._call("settle", folder)
+
     def restore(self, folder: Path | None) -> None:
         """Go on from a checkpoint of this policy, whichever trainer wrote it; None: from its start."""
         self._call("restore", folder)

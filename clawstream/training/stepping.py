@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import StepRefused
+from clawstream.errors import StepRefused, UnusableCheckpoint
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
 from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import refuse_quantized, threads_for
@@ -77,6 +77,9 @@ class Stepper:
         step_ms = _ms_since(started_s)
         step = recorded or step_taken(plan, usable, update, rejected=rejected, step_ms=step_ms, now_ms=now_ms())
         in_use = standing(versions, plan.policy_version)
+        if in_use is not None:
+            _refuse_other_plan(in_use, plan)
+            trainer.settle(in_use.path)
         checkpoint = in_use or write(versions, plan, step, trainer.save)
         self._trainer = (settings, None if in_use else (plan.policy_id, plan.policy_version), trainer)
         return checkpoint
@@ -173,6 +176,15 @@ class Stepper:
         if parent is not None:
             trainer.restore(parent)
         return trainer
+
+
+def _refuse_other_plan(in_use: Checkpoint, plan: BatchPlanned) -> None:
+    if in_use.plan != plan:
+        raise UnusableCheckpoint(
+            f"checkpoint {in_use.path}: its step was on {len(in_use.plan.sample_ids)} samples by another plan than "
+            f"that of version {plan.policy_version} on the log: this is not the log that it was made from. Nothing is "
+            "trained. Restore the log, or move the folder away"
+        )
 
 
 def _advantages(plan: BatchPlanned, samples: Sequence[SampleAssembled]) -> tuple[float, ...] | None:

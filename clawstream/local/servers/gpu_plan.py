@@ -4,7 +4,7 @@ The actor, rollout and judge get the GPUs that `clawstream launch` gives them. O
 engine are on it side by side, which `launch` does not do.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clawstream.config import KEYS_RANK, Settings, TrainingSettings
@@ -12,10 +12,13 @@ from clawstream.errors import ConfigError
 from clawstream.local.servers.sglang_servers import FLAGS, GpuCounts, adapter_flags, share_out
 from clawstream.training.footprint import FLOAT32, Decoder, engine_bytes, pass_operations, trainer_bytes
 
+_SAID = ("trainer", "processes", "lora_rank", "dtype", "gradient_checkpointing", "micro_batch_tokens")
 ROOM = 1.3  # what torch reserved was 1.08 to 1.26 times what is told here (one H200, trainer_gpu.json)
 STATIC_SHARE = 0.85  # of a GPU, for an engine's weights and cache; graphs and what a pass computes take the rest
 MICRO_BATCHES = (16_384, 8192, 4096)  # tokens
+CONTEXT_TOKENS = 16_384  # of the longest conversation that is planned for, if nothing is said
 MOST_GPUS = 64  # of a machine
+_TP = (1, 2, 4, 8)  # GPUs of an engine
 ADAPTERS_LOADED = 4  # that `launch` has an engine make room for
 STEP_ANSWERS, STEP_TOKENS = 24, 1024  # of the step that is counted: 16 samples and 8 rehearsals, prompts included
 
@@ -38,7 +41,7 @@ class Gpus:
         return found if 0 < found.count <= MOST_GPUS and 0 < found.size_bytes < float("inf") else None
 
     def __str__(self) -> str:
-        return f"{self.count}x{self.size_bytes / 1e9:g}GB"
+        return f"{self.count}x{self.size_bytes / 1e9:.4g}GB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,17 @@ class GpuPlan:
         """Whether each GPU is large enough."""
         return all(use.fits for use in self.uses)
 
+    @property
+    def fullest(self) -> str:
+        """What the GPU with the least room would need, in words."""
+        use = max(self.uses, key=lambda one: one.peak_bytes)
+        return f"GPU {use.number} ({use.role}) would need {use.peak_bytes / 1e9:.1f} GB of {use.of_bytes / 1e9:g}"
+
+    @property
+    def said(self) -> Mapping[str, object]:
+        """The settings of [training] that memory follows from."""
+        return {name: getattr(self.training, name) for name in _SAID}
+
 
 def plan_for(model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, *, context_tokens: int) -> GpuPlan:
     """Return the first plan that fits: all weights before an adapter, long passes before short ones.
@@ -86,14 +100,17 @@ def plan_for(model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, *, 
     is returned. A conversation of `context_tokens` has to fit into an engine's cache, and into the trainer as a sample.
     Raises ConfigError for Megatron, which is not planned for.
     """
-    if settings.training.trainer != "torch":
-        raise ConfigError(
-            'training.trainer = "megatron": its memory is not told here, torch\'s is. Nothing was planned. Leave the '
-            "setting out for a plan"
-        )
     found = [_with(one, model, judge, gpus, context_tokens) for one in _ways(settings, context_tokens)]
     fitting = next((one for one in found if one.fits), None)
     return fitting or min(found, key=lambda one: max(use.peak_bytes for use in one.uses))
+
+
+def plan_as_set(
+    model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, counts: GpuCounts, *, tp: int, judge_tp: int,
+    context_tokens: int,
+) -> GpuPlan:  # fmt: skip
+    """Return what each GPU holds if nothing is chosen: these settings, these shares, engines of so many GPUs."""
+    return _with(settings, model, judge, gpus, context_tokens, counts=counts, cuts=(tp, judge_tp))
 
 
 def what_fits(model: Decoder, judge: Decoder, gpus: Gpus, settings: Settings, *, context_tokens: int) -> Gpus | None:
@@ -118,9 +135,18 @@ def _ways(settings: Settings, context_tokens: int) -> Iterator[Settings]:
             yield settings.model_copy(update={"training": training.model_copy(update=update)})
 
 
-def _with(settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, context_tokens: int) -> GpuPlan:
+def _with(
+    settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, context_tokens: int, *,
+    counts: GpuCounts | None = None, cuts: tuple[int, int] | None = None,
+) -> GpuPlan:  # fmt: skip
+    if settings.training.trainer != "torch":
+        raise ConfigError(
+            'training.trainer = "megatron": its memory is not told here, torch\'s is. Nothing was planned. Leave the '
+            "setting out for a plan"
+        )
     training, alone = settings.training, gpus.count == 1
-    counts = GpuCounts(machine=1, actor=1, rollout=1, judge=0) if alone else share_out(gpus.count, None, None, None)
+    if counts is None:
+        counts = GpuCounts(machine=1, actor=1, rollout=1, judge=0) if alone else share_out(gpus.count, None, None, None)
     if "processes" not in training.model_fields_set:
         training = training.model_copy(update={"processes": counts.actor})
     if training.processes > counts.actor:
@@ -132,8 +158,10 @@ def _with(settings: Settings, model: Decoder, judge: Decoder, gpus: Gpus, contex
     taken = ROOM * sum(trained.values())
     rank = training.lora_rank
     room = STATIC_SHARE * (gpus.size_bytes - (taken if alone else 0.0))
-    tp, weights = _cut(model, counts.rollout, room, context_tokens, rank=rank)
-    judge_tp, judging = _cut(judge, max(counts.judge, 1), STATIC_SHARE * gpus.size_bytes, context_tokens, rank=None)
+    judge_room = STATIC_SHARE * gpus.size_bytes
+    sizes, judge_sizes = (_TP, _TP) if cuts is None else ((cuts[0],), (cuts[1],))
+    tp, weights = _cut(model, counts.rollout, room, context_tokens, rank=rank, sizes=sizes)
+    judge_tp, judging = _cut(judge, max(counts.judge, 1), judge_room, context_tokens, rank=None, sizes=judge_sizes)
     served = _served(weights, model, tp, context_tokens)
     judged = _served(judging, judge, judge_tp, context_tokens)
     needed = sum(served.values()) / STATIC_SHARE
@@ -169,13 +197,14 @@ def _served(weights: float, model: Decoder, tp: int, context_tokens: int) -> dic
     return {"engine weights": weights, "cache of one conversation": context_tokens * model.cached_bytes(tp)}
 
 
-def _cut(model: Decoder, count: int, room: float, context_tokens: int, *, rank: int | None) -> tuple[int, float]:
+def _cut(
+    model: Decoder, count: int, room: float, context_tokens: int, *, rank: int | None, sizes: Sequence[int]
+) -> tuple[int, float]:
     """Return over how many of `count` GPUs an engine is cut, the fewest that hold it, and what its weights take there.
 
     Where none do, that is over all that the heads can be dealt to.
     """
-    sizes = [tp for tp in (1, 2, 4, 8) if count % tp == 0 and model.num_groups % tp == 0] or [1]
-    for tp in sizes:
+    for tp in [tp for tp in sizes if count % tp == 0 and model.num_groups % tp == 0] or sizes[:1]:
         weights = engine_bytes(model, tensor_parallel=tp, adapter_rank=rank, num_adapters=ADAPTERS_LOADED)
         if weights + context_tokens * model.cached_bytes(tp) <= room:
             break

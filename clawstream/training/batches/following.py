@@ -40,7 +40,7 @@ from clawstream.training.batches.planning import Batcher, DropReason
 from clawstream.training.batches.progress import PolicyProgress, publication, resume_offsets
 from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.batches.trainable import ModelLimits
-from clawstream.training.checkpoints import Checkpoint, read
+from clawstream.training.checkpoints import Checkpoint, resumable
 
 LOST = frozenset({DropReason.STALE, DropReason.UNGROUPED, DropReason.LEFT_OUT, DropReason.UNSETTLED})
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def retraining(settings: Settings, *, replay: str, from_version: int) -> tuple[S
     """
     start = settings.checkpoints_dir / version_name(from_version) if from_version else None
     if start is not None:
-        read(start, contents=False)
+        resumable(start, contents=False)
     own = settings.of_policy(f"{settings.policy.id}-{replay}")
     training = settings.training.model_copy(update={"max_versions_behind": None})
     what = Retraining(replay=replay, of=settings.policy.id, from_version=from_version, start=start)

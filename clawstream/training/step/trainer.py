@@ -23,7 +23,7 @@ from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
 from clawstream.training.batches.choosing import corrected_hint, is_just_said
 from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.trainable import hint_counts
-from clawstream.training.gating import Gate, refused
+from clawstream.training.gating import Gate, idle_rewards, refused
 from clawstream.training.model import Model
 from clawstream.training.step.batch_loss import BatchLoss, Gaps, Scored, choose_hints
 from clawstream.training.step.carried import Carried
@@ -121,7 +121,9 @@ class Trainer:
                     kept = gate.let_out(version=version, seed=seed)
         mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, samples)
         rehearsed = self._rehearsed(samples, mine, scored)
-        memory = self._carried.gate.after(samples, rehearsed, as_it_is=gate is not None and gate.as_it_is)
+        # A step that stands on the log passed its gate, if with rewards that teach nothing: then those were accepted.
+        idle = idle_rewards(settings, samples, self._carried.gate, grouped=advantages is not None)
+        memory = self._carried.gate.after(samples, rehearsed, as_it_is=settings.gate and idle is not None)
         self._carried = replace(
             self._carried, gate=memory, tool_calls=self._carried.tool_calls.after(samples),
             judges=self._carried.judges.after(samples),
@@ -238,6 +240,15 @@ class Trainer:
             return
         facts = {"base_sha256": self._base_sha256} | self._carried.plain()
         (folder / "state.json").write_text(json.dumps(facts))
+
+    def settle(self, folder: Path) -> None:
+        """Take over the weights that are published in `folder` wherever those that were trained round to others."""
+        exact = self._model.copy()
+        self._model.restore(folder)
+        dtype = self._model.published_dtype
+        for name, parameter in self._model.trained.items():
+            same = exact[name].to(dtype) == parameter.detach().to(dtype)
+            parameter.data = torch.where(same, exact[name], parameter.detach())
 
     def restore(self, folder: Path | None) -> None:
         """Go on from a checkpoint of this policy, as if this process had made it; None: from its start.

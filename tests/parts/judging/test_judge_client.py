@@ -96,16 +96,33 @@ async def test_a_vote_that_was_cut_while_the_judge_thought_names_the_limit_and_i
     assert vote.text.startswith("<think>")
 
 
-@pytest.mark.parametrize("content", [None, "no verdict here", "\\boxed{1} and then it goes on"])
-async def test_a_cut_reply_counts_if_its_verdict_is_there(content: str | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "score"),
+    [
+        (None, None),
+        ("no verdict here", None),
+        ("I would say \\boxed{-1}, but they went on, so I", None),  # thoughts that a template began
+        ("<think>hm</think>\\boxed{1} and then it goes on", 1),
+    ],
+)
+async def test_a_cut_reply_counts_only_if_its_thinking_had_ended(content: str | None, score: int | None) -> None:
     async def cutting(_: dict[str, Any]) -> web.StreamResponse:
         return completion(content, "length")
 
     async with endpoint(cutting) as judge:
         vote = await cast(judge, max_tokens=16)
-    readable = content is not None and "boxed" in content
-    assert vote.status is (VoteStatus.READABLE if readable else VoteStatus.UNREADABLE)
-    assert vote.error == (None if readable else f"{CUT} 16")
+    assert vote.status is (VoteStatus.UNREADABLE if score is None else VoteStatus.READABLE)
+    assert (vote.score, vote.error) == (score, f"{CUT} 16" if score is None else None)
+
+
+async def test_a_judge_that_does_not_know_the_switch_is_named_with_what_helps() -> None:
+    async def strict(_: dict[str, Any]) -> web.StreamResponse:
+        return web.Response(status=400, text="Unrecognized request argument supplied: chat_template_kwargs")
+
+    async with endpoint(strict) as judge:
+        vote = await cast(judge, thinking=True)
+    assert vote.error is not None
+    assert vote.error.endswith("Leave judge.thinking out: it does not take that switch")
 
 
 async def test_a_judge_whose_context_is_too_short_for_a_vote_is_named_with_what_helps() -> None:
@@ -116,7 +133,7 @@ async def test_a_judge_whose_context_is_too_short_for_a_vote_is_named_with_what_
         vote = await cast(judge)
     assert vote.status is VoteStatus.FAILED
     assert vote.error is not None
-    assert vote.error.endswith("recorded as failed. Lower judge.max_tokens, or give the judge a longer context")
+    assert vote.error.endswith("Give the judge a longer context, or lower judge.max_tokens if it writes its votes")
 
 
 def test_a_longer_vote_may_take_longer() -> None:

@@ -22,6 +22,7 @@ from clawstream.local.running import NOTED_EVERY_MS, JudgeNotes, judge_of
 from clawstream.local.servers.server_process import reserved
 from clawstream.monitoring.alarm import ReadVotes, newest
 from tests.parts.judging.endpoint import completion, endpoint
+from tests.parts.judging.test_reward_model import served
 
 BALLOT = Ballot(
     session_id="s",
@@ -103,18 +104,36 @@ async def test_up_asks_for_a_vote_and_status_knows_what_came_of_it(tmp_path: Pat
     assert await _test_vote(Settings(data_dir=tmp_path, environment=False)) is None
 
 
+def votes_read(
+    replies: int, cut: int = 0, cut_tokens: int | None = None, without: int = 0, broken: int = 0
+) -> ReadVotes:
+    return ReadVotes(replies=replies, cut=cut, cut_tokens=cut_tokens, without=without, broken=broken)
+
+
 def test_status_says_what_keeps_votes_from_being_read_and_what_helps() -> None:
     asked = judge("http://judge/v1", max_tokens=1024)
-    said = unread_line(asked, ReadVotes(replies=12, cut=6, without=1))
+    said = unread_line(asked, votes_read(12, cut=6, cut_tokens=1024, without=1, broken=1))
     assert said is not None
-    assert "7 of its last 12 replies are no votes" in said
+    assert "8 of its last 12 replies are no votes" in said
     assert "6 were cut at judge.max_tokens = 1024: raise it, or set judge.thinking = false" in said
     assert "1 end without \\boxed{}" in said
-    told = unread_line(judge("http://judge/v1", thinking=False), ReadVotes(replies=12, cut=6, without=0))
+    assert "1 were too long or never ended" in said
+    told = unread_line(judge("http://judge/v1", thinking=False), votes_read(12, cut=6, cut_tokens=8192))
     assert told is not None
     assert told.endswith("6 were cut at judge.max_tokens = 8192: raise it")
-    for few in (None, ReadVotes(replies=5, cut=5, without=0), ReadVotes(replies=30, cut=2, without=0)):
+    raised = unread_line(judge("http://judge/v1"), votes_read(12, cut=6, cut_tokens=1024))
+    assert raised is not None
+    assert raised.endswith("6 were cut at judge.max_tokens = 1024: it is 8192 by now")
+    for few in (None, votes_read(5, cut=5, cut_tokens=1024), votes_read(30, cut=2, cut_tokens=1024)):
         assert unread_line(asked, few) is None
+
+
+async def test_up_asks_a_reward_model_for_a_number(tmp_path: Path) -> None:
+    async with served([1.0]) as model:
+        chosen = JudgeSettings(url=model.url, model="rm", reward_above=0.0)
+        assert await _test_vote(Settings(data_dir=tmp_path, judge=chosen, environment=False)) is None
+    assert [path for path, _ in model.asked] == ["/tokenize", "/classify"]
+    assert "no reply" in (await _test_vote(Settings(data_dir=tmp_path, judge=chosen, environment=False)) or "")
 
 
 async def test_while_a_turn_waits_for_its_judge_the_last_error_and_its_beginning_are_known(tmp_path: Path) -> None:

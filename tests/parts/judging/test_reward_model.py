@@ -10,11 +10,13 @@ from aiohttp import web
 
 from clawstream.config import JudgeSettings
 from clawstream.errors import TryLater
-from clawstream.events import Question, VoteCast, VoteStatus
+from clawstream.events import Question, TurnPaired, VoteCast, VoteStatus
 from clawstream.inference.reward_model import RewardModel, problem_with
 from clawstream.judging.prompts import PROMPT_VERSION, Prompt
 from clawstream.judging.stage import judge_at, judging_stage
 from clawstream.judging.votes import Ballot, VoteKey
+from clawstream.stream.stage import Record
+from tests.sessions import Session, assistant, user
 
 RATED = ({"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"})
 
@@ -57,12 +59,12 @@ def settings(at: Served, above: float = 0.0) -> JudgeSettings:
     return JudgeSettings(url=at.url, model="rm", reward_above=above)
 
 
-async def cast(chosen: JudgeSettings) -> VoteCast:
+async def cast(chosen: JudgeSettings, question: Question = Question.SCORE) -> VoteCast:
     async with judge_at(chosen) as judge:
         assert isinstance(judge, RewardModel)
         stage = judging_stage(chosen, judge)
         assert stage.perform is not None
-        key = VoteKey(judge.name, PROMPT_VERSION, "t", Question.SCORE, 0)
+        key = VoteKey(judge.name, PROMPT_VERSION, "t", question, 0)
         ballot = Ballot(session_id="s", key=key, number=0, prompt=Prompt(rated=RATED), seed=1)
         (vote,) = await stage.perform(ballot)
     assert isinstance(vote, VoteCast)
@@ -94,7 +96,7 @@ async def test_what_is_not_one_number_is_a_failed_vote_that_says_so(numbers: obj
 async def test_no_tokens_are_a_failed_vote() -> None:
     async with served([1.0], tokens=[]) as model:
         vote = await cast(settings(model))
-    assert (vote.status, vote.error) == (VoteStatus.FAILED, vote.error)
+    assert vote.status is VoteStatus.FAILED
     assert "/tokenize gives no tokens" in (vote.error or "")
 
 
@@ -112,6 +114,35 @@ async def test_a_trial_says_whether_it_gives_a_number() -> None:
     assert "no reply" in (await problem_with(settings(model)) or "")
     async with served([1.0, 2.0]) as model:
         assert "expected one number" in (await problem_with(settings(model)) or "")
+
+
+async def test_whether_there_is_a_hint_is_not_asked_and_its_vote_says_no() -> None:
+    async with served([1.0]) as model:
+        vote = await cast(settings(model), Question.HINT)
+    assert (vote.status, vote.score, vote.hint, vote.text, vote.error) == (VoteStatus.READABLE, -1, None, None, None)
+    assert model.asked == []
+
+
+async def test_what_a_reward_model_is_asked_is_settled_by_the_judge_that_is_set() -> None:
+    chosen = JudgeSettings(url="http://judge/v1", reward_above=0.0)
+    session = Session()
+    first = session.ask([{"role": "system", "content": "SECRET"}, user("2+2?")], "5")
+    second = session.ask([{"role": "system", "content": "SECRET"}, user("2+2?"), assistant("5"), user("no")], "4")
+    turn = TurnPaired(session_id="s", turn_id=first.exchange_id, next_exchange_id=second.exchange_id, next_state=(3,))
+    async with judge_at(chosen) as judge:
+        step, state = judging_stage(chosen, judge).step, None
+        asked: list[Ballot] = []
+        for offset, event in enumerate((first, second, turn)):
+            record = Record(topic="t", partition=0, offset=offset, timestamp_ms=0, key="s", event=event)
+            state, _, calls = step(state, record)
+            asked += calls
+    assert [ballot.key.question for ballot in asked] == [Question.SCORE, Question.HINT]
+    assert asked[0].prompt.rated == ({"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "5"})
+
+
+def test_a_reward_model_does_not_take_the_time_of_written_votes() -> None:
+    rates = JudgeSettings(reward_above=0.0)
+    assert (rates.call_timeout_s, rates.deadline_s) == (60, 600)
 
 
 def test_a_reward_model_votes_once_and_alone_makes_a_verdict() -> None:

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from clawstream.cli.status import blocks, plain, shown
 from clawstream.config import KafkaSettings
-from clawstream.events import VoteStatus
+from clawstream.events import CUT, VoteStatus
 from clawstream.local.running import Addresses, PartState
 from clawstream.local.servers.server_process import reserved
+from clawstream.monitoring.alarm import ReadVotes
 from clawstream.monitoring.live import Live, as_json
 from clawstream.monitoring.policy import LearnedFrom, PolicyBoard
 from clawstream.monitoring.status import GROUPED, REFRESHING, LogStatus, RecentVerdict, Status, read_log, status
@@ -140,7 +141,8 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
         await log.append([rejected(2, "it looped")])
         for number in range(7):
             await log.append([verdict(f"t-{number}", 1)])
-        await log.append([replace(vote(0, VoteStatus.FAILED), error="status 404, no such model")])
+        unread = replace(vote(1, VoteStatus.UNREADABLE), ballot=1, error=f"{CUT} 1024")
+        await log.append([unread, replace(vote(0, VoteStatus.FAILED), error="status 404, no such model")])
         found = await read_log(log, PolicyBoard("policy"), (), "judge")
         grouped = await read_log(log, PolicyBoard("policy"), (*REFRESHING, *GROUPED))
     assert (found.published_version, found.active_versions) == (1, {"http://engine": 0})
@@ -149,6 +151,8 @@ async def test_the_log_says_how_the_policy_fares_and_what_was_judged_last(
     assert found.oldest_waiting_at_ms is not None
     assert found.judge is not None
     assert (found.judge.error, grouped.judge) == ("status 404, no such model", None)
+    assert found.votes == ReadVotes(replies=1, cut=1, cut_tokens=1024, without=0, broken=0)
+    assert grouped.votes is None
     assert found.trainer is not None
     assert found.trainer.what == "version 2 rejected"
     assert [one.turn_id for one in found.last_verdicts] == ["t-6", "t-5", "t-4", "t-3", "t-2"]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from clawstream.cli import app
 from clawstream.errors import ConfigError
@@ -82,3 +82,54 @@ def test_what_can_not_be_read_is_said(qwen: Path, folder: str, gpus: str, said: 
     shown = CliRunner().invoke(app, ["plan", "--base", str(base), "--gpus", gpus])
     assert isinstance(shown.exception, ConfigError)
     assert said in str(shown.exception)
+
+
+def launched(qwen: Path, *words: str, settings: str = "", **variables: str) -> Result:
+    file = qwen / "clawstream.toml"
+    file.write_text(settings)
+    environment = {"HF_CKPT": str(qwen), "NUM_GPUS": "8", "GPU_GB": "80"} | variables
+    return CliRunner().invoke(app, ["-c", str(file), "launch", "--dry-run", *words], env=environment)
+
+
+HALF = '[training]\ndtype = "bfloat16"\ngradient_checkpointing = true\n'
+
+
+def test_a_launch_that_fits_is_printed_with_the_processes_that_train(qwen: Path) -> None:
+    shown = launched(qwen, settings=HALF)
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["processes"] == 4
+    assert "not checked" not in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "would"),
+    [
+        ({"GPU_GB": "24"}, "training.lora_rank = 16"),
+        ({"GPU_GB": "141", "NUM_GPUS": "2"}, "left out, TP=1 PRM_TP=1 and"),
+        ({"GPU_GB": "16", "NUM_GPUS": "2"}, "--gpus 2x16GB` says what would"),
+    ],
+)
+def test_a_launch_that_can_not_fit_is_refused_with_what_would(
+    qwen: Path, variables: dict[str, str], would: str
+) -> None:
+    """As it is set, that is: float32 products and whole activations."""
+    refused = launched(qwen, **variables)
+    assert isinstance(refused.exception, ConfigError)
+    said = str(refused.exception)
+    assert "does not fit on" in said
+    assert "GPU 0 (actor) would need" in said
+    assert would in said
+    assert not refused.stdout
+
+
+def test_the_counts_and_engines_that_are_named_are_those_that_are_weighed(qwen: Path) -> None:
+    few = {"ACTOR_GPUS": "1", "ROLLOUT_GPUS": "2", "PRM_GPUS": "0"}
+    assert isinstance(launched(qwen, settings=HALF, **few).exception, ConfigError), "one GPU does not hold what four do"
+    fits = launched(qwen, settings=HALF, **few | {"ACTOR_GPUS": "6"})
+    assert fits.exit_code == 0, fits.output
+
+
+def test_what_the_arithmetic_can_not_tell_is_launched_unchecked(qwen: Path) -> None:
+    shown = launched(qwen, settings='[training]\ntrainer = "megatron"\n')
+    assert shown.exit_code == 0, shown.output
+    assert "whether it fits is not checked: training.trainer" in shown.stderr

@@ -197,18 +197,23 @@ def test_of_two_exchanges_with_one_id_the_first_counts() -> None:
     assert learn(state, failed, JUDGING) is state
 
 
-def test_a_reward_model_is_asked_once_for_a_score_and_its_vote_says_that_it_gives_no_hint() -> None:
+def test_a_reward_model_is_shown_the_conversation_once_for_each_question_and_again_for_a_second_look_at_most() -> None:
     first, second, turn = two_turns()
-    rating = replace(JUDGING, rules=VotingRules(num_votes=1, quorum=1, hint_quorum=1, rates=True))
+    rating = replace(JUDGING, rules=VotingRules(num_votes=1, quorum=1, hint_quorum=1), rates=True)
     state: State | None = None
     ballots: list[Ballot] = []
     for event in (first, second, turn):
         state, _, asked = observe(state, event, rating)
         ballots += asked
-    assert [(ballot.key.question, ballot.number) for ballot in ballots] == [(Question.SCORE, 0)]
-    assert [message["content"] for message in ballots[0].prompt.rated] == ["2+2?", "5"]
+    assert [(ballot.key.question, ballot.number) for ballot in ballots] == [(Question.SCORE, 0), (Question.HINT, 0)]
+    for ballot in ballots:
+        assert [message["content"] for message in ballot.prompt.rated] == ["2+2?", "5"]
+        assert not ballot.prompt.user
 
-    _, written, _ = observe(state, vote(turn.turn_id, Question.SCORE, 0, -1), rating)
+    written: list[Event] = []
+    for question in (Question.SCORE, Question.HINT):
+        state, new, _ = observe(state, vote(turn.turn_id, question, 0, -1), rating)
+        written += new
 
     verdict, hint = written
     assert isinstance(verdict, VerdictReached)

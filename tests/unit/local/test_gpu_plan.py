@@ -12,8 +12,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawstream.config import Settings, TrainingSettings
 from clawstream.errors import ConfigError
-from clawstream.local.servers.gpu_plan import ROOM, STATIC_SHARE, GpuPlan, Gpus, plan_for, what_fits
-from clawstream.local.servers.sglang_servers import FLAGS
+from clawstream.local.servers.gpu_plan import ROOM, STATIC_SHARE, GpuPlan, Gpus, plan_as_set, plan_for, what_fits
+from clawstream.local.servers.sglang_servers import FLAGS, GpuCounts
 from clawstream.training.footprint import FLOAT32, Decoder, decoder_of, trainer_bytes
 from tests.bench.trainer_mfu import SIZES, Size
 
@@ -217,3 +217,15 @@ def test_a_model_that_is_counted_otherwise_is_refused(change: dict[str, Any], sa
         decoder_of(Path("x"), config(SIZES["qwen3-0.6b"]) | change)
     assert said in str(refused.value)
     assert "Nothing was planned" in str(refused.value)
+
+
+def test_what_is_set_is_weighed_as_it_is() -> None:
+    model, counts = decoder("qwen3-4b"), GpuCounts(machine=8, actor=3, rollout=4, judge=1)
+    gpus, settings = Gpus(count=8, size_bytes=80e9), with_training(dtype="float32", processes=3)
+    one, two = (
+        plan_as_set(model, model, gpus, settings, counts, tp=tp, judge_tp=1, context_tokens=8192) for tp in (1, 2)
+    )
+    assert [use.role for use in one.uses] == ["actor"] * 3 + ["rollout"] * 4 + ["judge"]
+    assert (one.training.dtype, one.training.lora_rank) == ("float32", None)
+    weights = [plan.uses[3].bytes_by_use["engine weights"] for plan in (one, two)]
+    assert weights == [pytest.approx(2 * model.numbers), pytest.approx(model.numbers)]

@@ -36,9 +36,10 @@ def test_replies_that_are_no_votes_are_counted_by_what_is_wrong_with_them() -> N
         record(1, VoteStatus.READABLE),
         record(2, VoteStatus.UNREADABLE, f"{CUT} 1024"),
         record(3, VoteStatus.UNREADABLE),
-        record(4, VoteStatus.UNREADABLE, f"{CUT} 1024"),
+        record(4, VoteStatus.UNREADABLE, f"{CUT} 2048"),
+        record(7, VoteStatus.UNREADABLE, "it has more than 9 bytes"),
         record(5, VoteStatus.FAILED, "away"),
         record(6, VoteStatus.UNREADABLE, f"{CUT} 1024", judge="another"),
     ]
-    assert readings(votes, "judge") == ReadVotes(replies=4, cut=2, without=1)
+    assert readings(votes, "judge") == ReadVotes(replies=5, cut=2, cut_tokens=2048, without=1, broken=1)
     assert readings(votes, "nobody") is None

@@ -296,6 +296,8 @@ def test_a_wait_that_ends_before_judges_or_after_attempts_are_forgotten_is_refus
     for wait_s, max_tokens in ((600, 1024), (HEARD_MS / 1000 + 1, 1024), (960, 8192)):
         with pytest.raises(ValueError, match="group_wait_s"):
             waiting(wait_s, max_tokens)
+    unjudged = Settings(training=TrainingSettings(method="stepwise", group_wait_s=601))
+    assert unjudged.training.group_wait_s == 601, "where no judge is set, none has to be waited for"
     for wait_s, max_tokens in ((601, 1024), (HEARD_MS / 1000, 1024), (961, 8192)):
         assert waiting(wait_s, max_tokens).training.group_wait_s == wait_s
 

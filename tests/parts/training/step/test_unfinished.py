@@ -3,13 +3,17 @@
 import asyncio
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
-from clawstream.events import BatchPlanned, Event, PolicyPublished, StepTaken
+from clawstream.errors import UnusableCheckpoint
+from clawstream.events import BatchPlanned, Event, PolicyPublished, RollbackAsked, StepRejected, StepTaken
 from clawstream.inference.model_folder import STATE_FOLDER, version_name
 from clawstream.training import stepping
+from clawstream.training.batches.following import retraining
 from clawstream.training.checkpoints import read, resumable, write_state
 from clawstream.training.loop import train
 from clawstream.training.step.trainer import Trainer
@@ -68,10 +72,12 @@ async def test_it_is_served_as_it_was_and_the_next_steps_come_to_the_same_number
     assert not list(served.parent.glob(".*"))
 
 
+@pytest.mark.parametrize("stored", ["base", "bfloat16_base"])
 async def test_where_its_step_comes_to_other_bytes_the_next_begins_with_those_that_are_served(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stored: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU may add the same numbers in another order."""
+    base: Path = request.getfixturevalue(stored)
     log, versions = await cut_short(base, tmp_path), settings(base, tmp_path).checkpoints_dir
     step = Trainer._step
 
@@ -93,8 +99,46 @@ async def test_where_its_step_comes_to_other_bytes_the_next_begins_with_those_th
     trainer.update([by_id[name] for name in plan.sample_ids], version=3, seed=plan.seed)
     trainer.save(tmp_path / "again")
 
-    published = read(versions / version_name(3)).path
+    served, published = (read(versions / version_name(number)).path for number in (VERSION, 3))
+    one, other = (load_file(folder / "model.safetensors") for folder in (served, published))
+    assert max(float((one[name].float() - other[name].float()).abs().max()) for name in one) < 0.1
     assert (published / "model.safetensors").read_bytes() == (tmp_path / "again" / "model.safetensors").read_bytes()
+
+
+async def test_a_version_by_another_plan_than_the_log_s_is_not_given_its_state(base: Path, tmp_path: Path) -> None:
+    """The log was lost and begun again."""
+    before = await said(await cut_short(base, tmp_path))
+    log = MemoryLog(MemoryBroker())
+    plans = [event for event in before if isinstance(event, BatchPlanned)]
+    other = replace(plans[-1], sample_ids=plans[-1].sample_ids[:1], turns=plans[-1].turns[:1])
+    await log.append(
+        [*SAMPLES, *(event for event in before if event != plans[-1] and event not in about(before)), other]
+    )
+
+    with pytest.raises(UnusableCheckpoint, match="its step was on 3 samples by another plan"):
+        await train(settings(base, tmp_path), log, stop=asyncio.Event())
+
+
+async def test_training_can_not_go_back_to_a_version_whose_state_is_gone_and_says_so(
+    base: Path, tmp_path: Path
+) -> None:
+    log = MemoryLog(MemoryBroker())
+    await log.append(SAMPLES[:6])
+    await trained_until(log, settings(base, tmp_path), 2)
+    versions = settings(base, tmp_path).checkpoints_dir
+    shutil.rmtree(versions / version_name(1) / STATE_FOLDER)
+    await log.append([RollbackAsked(policy_id="policy", number=1, to_version=1, asked_at_ms=1)])
+
+    stop = asyncio.Event()
+    running = asyncio.create_task(train(settings(base, tmp_path), log, stop=stop))
+    async with asyncio.timeout(60):
+        while not (rejected := [event for event in await said(log) if isinstance(event, StepRejected)]):
+            await asyncio.sleep(0.05)
+    stop.set()
+    await running
+    assert "in trainer/ found no state" in rejected[0].reason
+    with pytest.raises(UnusableCheckpoint, match="in trainer/ found no state"):
+        retraining(settings(base, tmp_path), replay="again", from_version=1)
 
 
 async def test_where_it_was_never_announced_it_is_published_before_any_step(
