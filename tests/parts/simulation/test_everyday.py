@@ -91,7 +91,7 @@ async def test_a_score_is_of_the_wish_with_facts_and_sums_beside_it(
         assert (found.general, known) == (None, [])
     else:
         assert found.general is not None
-        assert (found.general.facts, found.general.sums) == (7 / 20, 4 / 20)
+        assert (found.general.facts, found.general.sums) == (7 / 50, 5 / 40)
         assert len(known) == len(general().facts) + len(general().sums)
         assert {body["temperature"] for body in known} == {0.0}
 

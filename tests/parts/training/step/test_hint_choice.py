@@ -164,6 +164,7 @@ def test_policies_that_take_turns_choose_as_each_would_alone(base: Path, tmp_pat
             plan(name, samples, 1), tuple(samples), parent=None, versions=tmp_path / name, recorded=None
         )
         assert isinstance(made, Checkpoint)
+        stepper.keep(made)
         parents[name] = made.path
 
     def chosen(stepper: Stepper, name: str) -> list[str | None]:
