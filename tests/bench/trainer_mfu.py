@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from math import log
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import typer
@@ -28,6 +28,7 @@ from clawstream.training.model import Model
 from clawstream.training.processes import Processes, Start
 from clawstream.training.step.losses import Suffix
 from clawstream.training.torch_model import TorchModel
+from tests.bench.qwen3_sizes import SIZES, Size
 from tests.bench.trainer_shapes import loss
 from tests.bench.trainer_step import answered, step
 
@@ -35,28 +36,6 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12}  # bfloat16, dense, as NVIDIA's da
 LORA_RANK = 16
 PASSES = 5
 WITHIN_S = 30.0  # of passes for each row, of which there are nine: 8 minutes are to hold all
-
-
-class Size(NamedTuple):
-    """A shape, and how long the answers are."""
-
-    width: int
-    feed_forward: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    vocabulary: int = 151_936
-    answers: int = 16
-    prompt_tokens: int = 512
-    response_tokens: int = 512
-
-
-SIZES = {
-    "qwen3-0.6b": Size(1024, 3072, 28, 16, 8),
-    "qwen3-1.7b": Size(2048, 6144, 28, 16, 8),
-    "qwen3-4b": Size(2560, 9728, 36, 32, 8),
-    "tiny": Size(64, 96, 2, 2, 1, vocabulary=101, answers=3, prompt_tokens=20, response_tokens=10),
-}
 
 
 def utilization(

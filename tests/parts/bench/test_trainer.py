@@ -7,9 +7,10 @@ import torch
 
 from clawstream.training import torch_model
 from clawstream.training.step import packing
+from tests.bench.qwen3_sizes import SIZES
 from tests.bench.trainer import ARMS, _difference, _ratios
 from tests.bench.trainer_arm import _backward, _ours, _theirs
-from tests.bench.trainer_mfu import SIZES, operations, utilization
+from tests.bench.trainer_mfu import operations, utilization
 from tests.bench.trainer_shapes import Shape, answers, build, conversations, sampled_gradient
 from tests.bench.trainer_step import PARTS
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu

@@ -7,14 +7,13 @@ import pytest
 from typer.testing import CliRunner
 
 from clawstream.cli import app
-from tests.bench.trainer_mfu import SIZES
-from tests.unit.local.test_gpu_plan import config
+from tests.bench.qwen3_sizes import config
 
 
 def test_where_nobody_says_how_large_the_gpus_are_the_driver_is_asked_or_it_is_said_that_nothing_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config(SIZES["qwen3-4b"])))
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen3-4b")))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("GPU_GB", raising=False)
     launch = ["launch", "--dry-run", "--hf-ckpt", str(tmp_path)]

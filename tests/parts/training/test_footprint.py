@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from clawstream.config import TrainingSettings
 from clawstream.inference.model_folder import text_config
 from clawstream.training.footprint import FLOAT32, decoder_of, trainer_bytes
 from clawstream.training.processes import Processes, Start
+from tests.bench.qwen3_sizes import LARGE, SIZES, config
 from tests.parts.training import tiny
 
 SMOLLM2 = {
@@ -85,3 +86,11 @@ def test_a_process_takes_what_the_arithmetic_says(
     published = FLOAT32 * trained / settings.processes  # what was published before stands in main memory, on GPUs too
     told = published + sum(trainer_bytes(model, settings).values())
     assert told == pytest.approx(max(found), rel=0.15), found
+
+
+@pytest.mark.parametrize("name", [*SIZES, *LARGE])
+def test_numbers_are_those_of_the_model_that_transformers_makes(name: str) -> None:
+    with torch.device("meta"):
+        core = Qwen3ForCausalLM(Qwen3Config(**config(name)))
+    expected = pytest.approx(core.num_parameters(), rel=0.02 if name == "tiny" else 1e-3)
+    assert decoder_of(Path(name), config(name)).numbers == expected

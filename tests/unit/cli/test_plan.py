@@ -8,13 +8,12 @@ from typer.testing import CliRunner, Result
 
 from clawstream.cli import app
 from clawstream.errors import ConfigError
-from tests.bench.trainer_mfu import SIZES
-from tests.unit.local.test_gpu_plan import config
+from tests.bench.qwen3_sizes import config
 
 
 @pytest.fixture
 def qwen(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(config(SIZES["qwen3-4b"])))
+    (tmp_path / "config.json").write_text(json.dumps(config("qwen3-4b")))
     return tmp_path
 
 
