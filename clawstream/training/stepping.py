@@ -61,6 +61,9 @@ class Stepper:
         memory.
         """
         started_s = time.perf_counter()
+        in_use = standing(versions, plan.policy_version)
+        if in_use is not None:
+            _refuse_other_plan(in_use, plan)
         settings = self._settings_of(plan, recorded=recorded is not None)
         trainer = self._trainer_for(settings, (plan.policy_id, plan.parent_version), parent)
         self._trainer = None  # until the step is kept or rejected: if it fails, the weights are unknown
@@ -76,9 +79,7 @@ class Stepper:
             return rejection(plan, str(why), step_ms=_ms_since(started_s), now_ms=now_ms())
         step_ms = _ms_since(started_s)
         step = recorded or step_taken(plan, usable, update, rejected=rejected, step_ms=step_ms, now_ms=now_ms())
-        in_use = standing(versions, plan.policy_version)
         if in_use is not None:
-            _refuse_other_plan(in_use, plan)
             trainer.settle(in_use.path)
         checkpoint = in_use or write(versions, plan, step, trainer.save)
         self._trainer = (settings, None if in_use else (plan.policy_id, plan.policy_version), trainer)

@@ -243,12 +243,11 @@ class Trainer:
 
     def settle(self, folder: Path) -> None:
         """Take over the weights that are published in `folder` wherever those that were trained round to others."""
-        exact = self._model.copy()
+        exact, dtype = self._model.copy(), self._model.published_dtype
         self._model.restore(folder)
-        dtype = self._model.published_dtype
-        for name, parameter in self._model.trained.items():
-            same = exact[name].to(dtype) == parameter.detach().to(dtype)
-            parameter.data = torch.where(same, exact[name], parameter.detach())
+        served = self._model.copy()
+        same = {name: exact[name].to(dtype) == value.to(dtype) for name, value in served.items()}
+        self._model.put({name: torch.where(same[name], exact[name], value) for name, value in served.items()})
 
     def restore(self, folder: Path | None) -> None:
         """Go on from a checkpoint of this policy, as if this process had made it; None: from its start.

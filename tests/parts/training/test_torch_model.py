@@ -336,4 +336,4 @@ def test_matrices_under_an_adapter_are_kept_as_they_are_multiplied_and_the_numbe
     for one, other in zip(*found, strict=True):
         assert one is not None
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-    assert float(found[0][1].abs().sum()) > 0  # type: ignore[union-attr]
+    assert any(bool(gradient.any()) for gradient in found[0][1:] if gradient is not None)

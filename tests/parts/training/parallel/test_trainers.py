@@ -218,6 +218,33 @@ def test_an_adapter_cut_over_processes_learns_what_a_whole_one_does(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [None, 4], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_all_processes_settle_on_the_weights_that_are_served_and_keep_what_rounds_to_them(
+    bfloat16_base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object], lora_rank: int | None
+) -> None:
+    both: dict[str, object] = {"lora_rank": lora_rank}
+    served = Trainer(bfloat16_base, settings_of(both))
+    step(served, tmp_path / "served", MIXED, 1)
+    team = teams(bfloat16_base, settings_of(both | cut))
+    step(team, tmp_path / "another", MIXED[:2], 1)
+    masters = state(tmp_path / "another")
+
+    team.settle(tmp_path / "served")
+    keep(team, tmp_path / "settled")
+
+    expected, found = weights(tmp_path / "served"), weights(tmp_path / "settled")
+    assert any(not torch.equal(value, expected[name]) for name, value in weights(tmp_path / "another").items())
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    settled = state(tmp_path / "settled")
+    for name in (name for name in masters if name.startswith("masters/")):
+        same_here = masters[name].to(torch.bfloat16) == expected[name.removeprefix("masters/")]
+        assert bool(same_here.any())
+        assert torch.equal(settled[name][same_here], masters[name][same_here]), "more exact than what is served"
+    team.update(MIXED, version=2, seed=2)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "started"),
     [pytest.param(FSDP, two_processes, id="fsdp"), pytest.param(TENSOR, partial(forked_processes, 2), id="tensor")],

@@ -1,6 +1,7 @@
-"""A trainer that ends once a version is published and before its state is written: the version stays in use."""
+"""What training goes on from: a trainer ends before the state of a version is written, or the state can't be used."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from clawstream.config import TrainingSettings
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import BatchPlanned, Event, PolicyPublished, RollbackAsked, StepRejected, StepTaken
 from clawstream.inference.model_folder import STATE_FOLDER, version_name
@@ -16,8 +18,12 @@ from clawstream.training import stepping
 from clawstream.training.batches.following import retraining
 from clawstream.training.checkpoints import read, resumable, write_state
 from clawstream.training.loop import train
+from clawstream.training.publishing import REJECTED_IN_A_ROW, GateMemory, JudgedReward
+from clawstream.training.step.carried import Carried
 from clawstream.training.step.trainer import Trainer
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
+from tests.keeping import keep
+from tests.parts.training import tiny
 from tests.parts.training.test_loop import SAMPLES, said, settings, trained_until
 
 VERSION = 2  # whose state is not written
@@ -141,22 +147,52 @@ async def test_training_can_not_go_back_to_a_version_whose_state_is_gone_and_say
         retraining(settings(base, tmp_path), replay="again", from_version=1)
 
 
-async def test_where_it_was_never_announced_it_is_published_before_any_step(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_where_it_was_never_announced_it_is_published_before_any_step(base: Path, tmp_path: Path) -> None:
     before = await said(await cut_short(base, tmp_path))
     log = MemoryLog(MemoryBroker())
     await log.append([*SAMPLES, *(event for event in before if event not in about(before))])
 
-    def stops(*_: object, **__: object) -> None:
-        raise OSError("before any step")
-
-    monkeypatch.setattr(stepping.Stepper, "execute", stops)
-    with pytest.raises(OSError, match="before any step"):
-        await train(settings(base, tmp_path), log, stop=asyncio.Event())
+    stop = asyncio.Event()
+    stop.set()
+    await train(settings(base, tmp_path), log, stop=stop)
 
     (taken, published), (again, republished) = about(before), about(await said(log))
     assert taken == again
     assert isinstance(published, PolicyPublished)
     assert isinstance(republished, PolicyPublished)
     assert republished.manifest_sha256 == published.manifest_sha256
+
+
+def test_a_step_that_stands_on_the_log_leaves_the_same_memory_as_it_did_when_its_gate_let_it_pass(base: Path) -> None:
+    """Its state was not written, and it is taken again without the gate."""
+    samples = [tiny.sample(f"s{i}", reward=1) for i in range(16)]
+    memories = []
+    for gated in (True, False):
+        trainer = Trainer(base, TrainingSettings())
+        trainer._carried = Carried(gate=GateMemory(verdicts=(JudgedReward(good=False, hinted=False),) * 32))
+        trainer.update(samples, version=9, seed=0, gated=gated, num_rejected=REJECTED_IN_A_ROW)
+        memories.append(trainer._carried.gate)
+    assert memories[0].as_it_is
+    assert memories[0] == memories[1]
+
+
+def test_a_checkpoint_of_another_base_is_refused(base: Path, tmp_path: Path) -> None:
+    trainer = Trainer(base, TrainingSettings())
+    keep(trainer, tmp_path / "v1")
+    other = Trainer(tiny.build(tmp_path / "other", seed=1), TrainingSettings())
+
+    with pytest.raises(UnusableCheckpoint, match=r"engine\.model_path"):
+        other.restore(tmp_path / "v1")
+
+
+@pytest.mark.parametrize("lacking", ["base_sha256", "schedule", "gate"])
+def test_a_checkpoint_whose_state_lacks_a_part_is_refused(base: Path, tmp_path: Path, lacking: str) -> None:
+    trainer = Trainer(base, TrainingSettings())
+    keep(trainer, tmp_path)
+    file = tmp_path / STATE_FOLDER / "state.json"
+    facts = json.loads(file.read_text())
+    del facts[lacking]
+    file.write_text(json.dumps(facts))
+
+    with pytest.raises(UnusableCheckpoint, match=rf"state\.json: found .*, expected {lacking} too.*Remove"):
+        trainer.restore(tmp_path)
