@@ -22,6 +22,7 @@ ClawstreamError
 +-- TooLate            the call's result is of no use any more; the call is given up
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
     +-- NotYet             the peer is there, but its result is not
+    +-- ServiceAway        a service that trains and samples elsewhere does not answer
 
 A message names the thing, what was found and what was expected, what happens now, and what to do.
 """
@@ -125,6 +126,10 @@ class TooLate(ClawstreamError):
 
 class NotYet(TryLater):
     """A peer answered, but its result is still to come: the peer does not count as away."""
+
+
+class ServiceAway(TryLater):
+    """A service that trains and samples elsewhere did not answer, or not as it should; nothing was changed here."""
 
 
 def first_of(failed: BaseException) -> BaseException:

@@ -28,8 +28,15 @@ def engine(
     context: typer.Context,
     port: Annotated[int | None, typer.Option(help="In place of engine.port: another replica on this machine.")] = None,
 ) -> None:
-    """Serve the policy on the CPU, in SGLang's dialect."""
+    """Serve the policy in SGLang's dialect: on the CPU, or as a Tinker service samples it."""
     settings = _settings(context, "engine")
+    if settings.training.by_service:
+        from clawstream.inference.tinker_service import TinkerService
+        from clawstream.local.engine import tinker
+
+        base, at = settings.engine.base_policy, settings.engine.port if port is None else port
+        run_until_stopped(lambda stop: tinker.serve(TinkerService(settings), base, port=at, stop=stop))
+        return
     from clawstream.local.engine.server import serve
 
     serve(

@@ -11,9 +11,10 @@ import shlex
 from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from clawstream.local.installation import Installation
     from clawstream.local.supervisor import Supervisor
 
+_SAME: dict[str | None, str] = {"combine": "combined", "rl": "binary"}  # names of the original's scripts
 TOLD_AGAIN_S = 5.0  # before the log is read again after an error
 SGLANG = "uv run --no-project --isolated --python 3.11 --with sglang==0.5.23 python -m sglang.launch_server"
 LOADED_WITHIN_S = 1800.0  # a large model from a slow disk
@@ -64,25 +66,53 @@ def up(
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Empty the embedded broker and database first.")] = False,
+    backend: Annotated[
+        Literal["local", "tinker"] | None,
+        typer.Option(help="Who trains and samples: this machine, or a Tinker service (tinker.url, TINKER_API_KEY)."),
+    ] = None,
+    method: Annotated[
+        Literal["combined", "combine", "binary", "rl", "opd", "topk", "stepwise"] | None,
+        typer.Option(help="In place of training.method; combine is combined, and rl is binary."),
+    ] = None,
 ) -> None:
     """Run everything on this machine, until Ctrl-C: broker, database, engine, gateway, judges' caller, trainer."""
     options = Context.of(context)
-    settings = options.settings()
+    settings = chosen(options.settings(), backend, method)
     log_to_stderr("up", level=30)
     console = Console(stderr=True)
     if settings.rewards.heuristic_function is not None:
         from clawstream.judging.stage import heuristic_named
 
         heuristic_named(settings.rewards.heuristic_function)
-    named = which_model(model, settings.engine)
+    named = None if settings.training.by_service else which_model(model, settings.engine)
     refuse_what_is_missing(settings)
-    if isinstance(named, Path):
+    if named is None:
+        from clawstream.inference.tinker_service import TinkerService, with_base
+
+        model_path, settings = with_base(settings, model)
+        TinkerService(settings)  # without an SDK or a key nothing is started
+    elif isinstance(named, Path):
         model_path = checked_model(named)
     else:
         model_path, settings = our_own(named, settings, console, is_asked=model is not None)
     run_until_stopped(
         lambda stop: serve_until_stopped(settings, model_path, console, stop, config=options.config, fresh=fresh)
     )
+
+
+def chosen(settings: Settings, backend: str | None, method: str | None) -> Settings:
+    """Return the settings with what the options say in place of theirs; raises ConfigError where that can't be."""
+    wanted = {"trainer": {"tinker": "tinker", "local": "torch"}.get(backend or ""), "method": _SAME.get(method, method)}
+    if backend == "local" and not settings.training.by_service:
+        wanted["trainer"] = None
+    training = settings.training
+    said = {key: getattr(training, key) for key in training.model_fields_set}
+    try:
+        asked = type(training)(**said | {key: value for key, value in wanted.items() if value is not None})
+    except ValidationError as error:
+        why = "; ".join(str(one["msg"]) for one in error.errors())
+        raise ConfigError(f"--backend and --method, with the settings' others: {why}. Nothing was started") from error
+    return settings.model_copy(update={"training": asked})
 
 
 def checked_model(folder: Path) -> Path:

@@ -29,6 +29,7 @@ from clawstream.config.sections import (
     PostgresSettings,
     Section,
     TeacherSettings,
+    TinkerSettings,
     WeightsSettings,
 )
 from clawstream.config.training import IDLE, RewardsSettings, SamplesSettings, TrainingSettings
@@ -78,6 +79,7 @@ class Settings(BaseSettings):
     samples: SamplesSettings = SamplesSettings()
     rewards: RewardsSettings = RewardsSettings()
     training: TrainingSettings = TrainingSettings()
+    tinker: TinkerSettings = TinkerSettings()
     weights: WeightsSettings = WeightsSettings()
     monitor: MonitorSettings = MonitorSettings()
 

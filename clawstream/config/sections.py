@@ -234,6 +234,16 @@ class TeacherSettings(Section):
     api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")
 
 
+class TinkerSettings(Section):
+    """The service that trains and samples where training.trainer = "tinker", by Thinking Machines' Tinker API."""
+
+    url: Address | None = Field(None, pattern=r"^https?://", description="its address; none: the hosted service's")
+    api_key: SecretStr | None = Field(None, description="of the service; none: TINKER_API_KEY")
+    model: str | None = Field(
+        None, description="the service's name for the base, as Qwen/Qwen3-8B; none: the folder engine.model_path"
+    )
+
+
 class WeightsSettings(Section):
     """Versions on their way from the trainer to engines on another machine."""
 

@@ -17,6 +17,7 @@ RECIPE: Mapping[str, float | str] = {  # as in the original; its other settings 
 FULL_RATE = 1e-5
 CORRECTION_EPOCHS = 4
 ADAPTER_RATE = 1e-4  # an adapter begins as nothing, and bears more
+SERVICE_RANK = 32  # of the adapter that a service trains
 
 OF_REWARDS = ("binary", "stepwise")  # methods that learn from rewards alone
 _OF_HINTS = ("w_opd", "w_topk", "teacher", "hint_choice", "rehearsal_share", "cadence", "late", "answers_per_hint")
@@ -156,13 +157,20 @@ class TrainingSettings(Section):
         "four likeliest tokens alone",
     )
     gate: bool = Field(True, description="a step that does harm is not published; its samples are used up all the same")
-    lora_rank: int | None = Field(None, ge=1, description="none: all weights are trained")
+    trainer: Literal["torch", "megatron", "tinker"] = Field(
+        "torch",
+        description="torch cuts by FSDP where processes > 1; tinker: a service elsewhere trains (tinker.url)",
+    )
+    lora_rank: int | None = Field(
+        default_factory=lambda known: SERVICE_RANK if known.get("trainer") == "tinker" else None,
+        ge=1,
+        description="none: all weights are trained, or by a service an adapter of rank 32",
+    )
     learning_rate: float = Field(
         default_factory=lambda known: ADAPTER_RATE if known.get("lora_rank") else FULL_RATE,
         ge=0,
         description="where not set, 1e-5, or 1e-4 with lora_rank; 0: every version is the base, a control",
     )
-    trainer: Literal["torch", "megatron"] = Field("torch", description="torch cuts by FSDP where processes > 1")
     processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
     tensor_parallel: int = Field(
         1, ge=1, description="megatron: processes that share each matrix, and between matrices the tokens"
@@ -208,6 +216,11 @@ class TrainingSettings(Section):
                 f"hint_choice = {self.hint_choice!r} is made just before a step: by then an engine as teacher has "
                 "scored the longest hint, and with cadence = 'correction' the policy was asked for answers to it. "
                 "Leave it out, or take another teacher and cadence = 'batch'"
+            )
+        if self.by_service and (self.divergence_weight or self.by_support or self.processes > 1):
+            raise ValueError(
+                "trainer = 'tinker': the service trains, and tells the log-probs of given tokens alone. Leave method = "
+                "'topk', w_topk, hint_choice = 'overlap' and processes out, or take trainer = 'torch'"
             )
         if self.by_support and self.method == "topk":
             raise ValueError(
@@ -274,6 +287,11 @@ class TrainingSettings(Section):
         return self
 
     @property
+    def by_service(self) -> bool:
+        """Whether a service elsewhere trains and samples the policy."""
+        return self.trainer == "tinker"
+
+    @property
     def is_alone(self) -> bool:
         """Whether one process trains, without a team."""
         return self.trainer == "torch" and self.processes == 1
@@ -303,7 +321,7 @@ class TrainingSettings(Section):
     @property
     def _can_diverge(self) -> bool:
         """Whether the teacher's whole distribution can count beside the gaps at the sampled tokens."""
-        return self.method == "combined" and not self.by_engine and not self.by_support
+        return self.method == "combined" and not (self.by_engine or self.by_support or self.by_service)
 
     @property
     def asks_likeliest(self) -> bool:

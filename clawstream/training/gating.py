@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from math import isfinite, isnan
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,13 +60,15 @@ def write(
     `budget_tokens` bounds how many tokens are computed at once. What is drawn follows from it and from the seed.
     """
     lengths = [len(question.prompt_ids) + limit_tokens for question in questions]
-    ends = _ends(model.folder)
+    ends = ends_of(model.folder)
     found: dict[int, WrittenAnswer] = {}
     for number, group in enumerate(micro_batches(lengths, budget_tokens=budget_tokens)):
         rows = _write(model, [questions[i] for i in group], ends, limit_tokens=limit_tokens, seed=seed + number)
         if rows is None:
             return None
-        found |= {i: _answer(row, ends, len(questions[i].response_ids)) for i, row in zip(group, rows, strict=True)}
+        found |= {
+            i: written_answer(row, ends, len(questions[i].response_ids)) for i, row in zip(group, rows, strict=True)
+        }
     return [found[i] for i in range(len(questions))]
 
 
@@ -110,7 +113,7 @@ def _padded(questions: Sequence[Suffix], device: torch.device) -> tuple[Tensor, 
     return ids_BL.to(device), mask_BL.to(device)
 
 
-def _ends(folder: Path) -> list[int]:
+def ends_of(folder: Path) -> list[int]:
     """Return the tokens that end an answer, as the model's own files name them."""
     if (folder / GENERATION_CONFIG_NAME).is_file():
         named = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
@@ -122,7 +125,8 @@ def _ends(folder: Path) -> list[int]:
     return list(named) if isinstance(named, (list, tuple)) else [named]
 
 
-def _answer(token_ids: list[int], ends: list[int], answered_tokens: int) -> WrittenAnswer:
+def written_answer(token_ids: list[int], ends: list[int], answered_tokens: int) -> WrittenAnswer:
+    """Return the answer in these tokens, up to the first of `ends`."""
     end = next((place for place, token in enumerate(token_ids) if token in ends), None)
     ended = end is not None if ends else None
     return WrittenAnswer(token_ids=tuple(token_ids[:end]), ended=ended, answered_tokens=answered_tokens)
@@ -193,12 +197,21 @@ def idle_rewards(
     return one_sided(samples, memory) if judged and not memory.as_it_is else None
 
 
+class Writes(Protocol):
+    """Has a model answer, as `write` does."""
+
+    def __call__(
+        self, model: Model, questions: Sequence[Suffix], *, limit_tokens: int, seed: int, budget_tokens: int
+    ) -> list[WrittenAnswer] | None: ...
+
+
 class Gate:
     """The checks of one step, on some of its samples, on the canaries and on answers that followed held hints."""
 
     def __init__(
         self, model: Model, settings: TrainingSettings, samples: Sequence[SampleAssembled], memory: GateMemory, *,
         scored: Scored, mine: Sequence[int], num_rejected: int, held: Collection[str] = (), version: int = 0,
+        writes: "Writes | None" = None,
     ) -> None:  # fmt: skip
         """Measure the policy before the step that makes `version`; `scored` holds this process' samples, whose indices
         are `mine`. Answers that followed some of the `held` hints are measured too.
@@ -211,6 +224,7 @@ class Gate:
             raise StepRefused(refusal)
         self._model = model
         self._settings = settings
+        self._writes = writes
         wanted = model.together({index: scored.wanted(place) for place, index in enumerate(mine)})
         self._chosen = _telling(samples, wanted, RECENT)
         chosen = [samples[index] for index in self._chosen]
@@ -255,7 +269,7 @@ class Gate:
 
     def _misspoken(self, seed: int) -> str | None:
         asked = [*_spread(len(self._chosen), ANSWERED), *range(len(self._chosen), len(self._stopped))]
-        answers = write(
+        answers = (self._writes or write)(
             self._model, [self._suffixes[place] for place in asked], limit_tokens=WRITTEN_TOKENS, seed=seed,
             budget_tokens=self._settings.micro_batch_tokens,
         )  # fmt: skip

@@ -17,6 +17,7 @@ from clawstream.errors import OperatorError, PartUnavailable
 from clawstream.events import (
     is_of_policy,
 )
+from clawstream.inference.tinker_service import TinkerService
 from clawstream.stream import topics
 from clawstream.stream.log import Log
 from clawstream.stream.shared import SharedLog
@@ -75,7 +76,8 @@ class _Policies:
         training_log = SharedLog.of(training_log) if self._by_key else training_log
         base, arrived = settings.engine.base_policy, asyncio.Event()
         limits = limits_of(base)
-        stepper = Stepper(base, limits, machine=settings.training)
+        service = TinkerService(settings) if settings.training.by_service else None
+        stepper = Stepper(base, limits, machine=settings.training, service=service)
         quarantine = TrainingQuarantine(topics.SAMPLES, training_log, on_change=arrived.set)
         self._settings = settings
         self._parts = SharedParts(training_log, thread, stepper, limits, arrived, quarantine)

@@ -41,7 +41,7 @@ class TokenScores(NamedTuple):
     """A model's scores at each place of answers, NaN past each row's end."""
 
     logp_BT: Tensor  # of the response's tokens
-    entropy_BT: Tensor  # nats; without gradient
+    entropy_BT: Tensor | None  # nats; without gradient
     among_BTK: Tensor  # log-probs of the tokens that were asked about
 
 
@@ -58,6 +58,7 @@ class Model(ABC):
     trained: dict[str, nn.Parameter]  # the trained weights that this process holds
     device: torch.device
     published_dtype: torch.dtype
+    at_temperature = True  # whether log-probs are at the temperature of sampling; else they are at 1
 
     @property
     def rounds(self) -> bool:
@@ -68,8 +69,8 @@ class Model(ABC):
         """Return the trained weights that this process counts, rounded as `save` writes them, in main memory."""
         return {n: p.to("cpu", self.published_dtype, copy=True) for n, p in self._counted(self.trained)}
 
-    def changed_share(self, before: Weights) -> float:
-        """Return the share of published numbers, over all processes, that differ from `before`."""
+    def changed_share(self, before: Weights) -> float | None:
+        """Return the share of published numbers, over all processes, that differ from `before`; None: not known."""
         changed, numbers = 0, 0
         for name, value in self._counted(self.trained):
             changed += int((value.to("cpu", self.published_dtype) != before[name]).sum())
@@ -144,6 +145,7 @@ class Model(ABC):
 
         def scored(group: list[Suffix]) -> list[AnswerTensors]:
             scores = self.token_scores(group)
+            assert scores.entropy_BT is not None
             ends = [len(s.response_ids) for s in group]
             return [(scores.logp_BT[row, :end], scores.entropy_BT[row, :end]) for row, end in enumerate(ends)]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from clawstream.config import Settings
 from clawstream.config.training import CORRECTION_EPOCHS
-from clawstream.errors import UnusableCheckpoint
+from clawstream.errors import ServiceAway, UnusableCheckpoint
 from clawstream.events import (
     BatchPlanned,
     PolicyActivated,
@@ -42,6 +42,7 @@ from clawstream.training.stepping import Stepper
 log = logging.getLogger(__name__)
 
 _FOR_EVER_MS = 2**62
+ASKED_AGAIN_S = 10.0  # after what trains elsewhere did not answer
 
 
 class SharedParts(NamedTuple):
@@ -69,6 +70,7 @@ class PolicyLoop:
         self._began_with = began_with
         self._first_version = retraining.from_version if retraining is not None else 0
         self._start = retraining.start if retraining is not None else None
+        self._again_ms = 0  # when a plan is executed again that what trains elsewhere did not answer
         self.lent: set[int] = set()  # versions that keys' policies began with
         self._checkpoint = latest(settings.checkpoints_dir)
         self.samples = Following(
@@ -160,11 +162,7 @@ class PolicyLoop:
                 if self.samples.is_past(plan):
                     raise gone(plan, self._batcher.missing(plan))
                 return False
-            samples = await self._with_hints_chosen(plan, samples)
-            if self.samples.is_live:
-                await self.rehearsing.hold(plan, samples)
-            await self._execute(plan, samples)
-            return True
+            return await self._carried_out(plan, samples)
         if self.samples.wanted != self.samples.replay:
             self.samples.turn_to(self.samples.wanted, executed_version=self._decided)
             return False
@@ -192,6 +190,21 @@ class PolicyLoop:
         self._batcher.plan(plan)
         return True
 
+    async def _carried_out(self, plan: BatchPlanned, samples: tuple[SampleAssembled, ...]) -> bool:
+        """Execute the plan; False: what trains elsewhere does not answer, and the plan waits."""
+        if now_ms() < self._again_ms:
+            return False
+        try:
+            samples = await self._with_hints_chosen(plan, samples)
+            if self.samples.is_live:
+                await self.rehearsing.hold(plan, samples)
+            await self._execute(plan, samples)
+        except ServiceAway as error:
+            self._again_ms = now_ms() + round(1000 * ASKED_AGAIN_S)
+            log.warning("version=%d state=waits reason=%s", plan.policy_version, error)
+            return False
+        return True
+
     @property
     def _version(self) -> int:
         if self._began_with is not None and not self._progress.published:
@@ -215,6 +228,8 @@ class PolicyLoop:
     @property
     def patience_s(self) -> float | None:
         """How long until the waiting samples become a batch, though they are few; None: they become none."""
+        if self._again_ms > now_ms():
+            return (self._again_ms - now_ms()) / 1000
         due_ms = min((ms for ms in (self._batcher.due_ms, self.rehearsing.due_ms) if ms is not None), default=None)
         if due_ms is None or self._batcher.pending() is not None or self._is_limited:
             return None

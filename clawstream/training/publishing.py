@@ -145,7 +145,7 @@ class AnswerLikelihood:
     """How likely a policy finds an answer."""
 
     logps: tuple[float, ...]  # of its tokens, nats
-    entropy_nats: float  # a token
+    entropy_nats: float | None  # a token; None: not known
 
 
 Way = tuple[float, ...]  # how strongly each token of an answer is to become likelier, or below 0 less likely
@@ -220,7 +220,7 @@ def harm(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood], 
 
     `kl_nats` bounds how far a step may move the policy, per token. `before` and `after` hold the same answers.
     """
-    if not all(isfinite(number) for one in after for number in (*one.logps, one.entropy_nats)):
+    if not all(isfinite(number) for one in after for number in (*one.logps, one.entropy_nats or 0.0)):
         return "log-probs of the policy after the step are not finite numbers"
     moved = _interval([_kl(b.logps, a.logps) for b, a in zip(before, after, strict=True)])
     if moved is not None and moved[0] > kl_nats:
@@ -277,15 +277,17 @@ def misspoken(written: Sequence[WrittenAnswer]) -> str | None:
 
 
 def _entropy_gone(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood]) -> str | None:
+    both = [(b.entropy_nats, a.entropy_nats) for b, a in zip(before, after, strict=True)]
+    known = [(was, now) for was, now in both if was is not None and now is not None]
     for what, sign in (("surer", -1), ("less sure", 1)):
         # The entropies are too far apart only if their excess over the bound is certainly above 0.
         excess = []
-        for b, a in zip(before, after, strict=True):
-            low, high = (a.entropy_nats, b.entropy_nats) if sign < 0 else (b.entropy_nats, a.entropy_nats)
+        for was, now in known:
+            low, high = (now, was) if sign < 0 else (was, now)
             excess.append(high - max(ENTROPY_FACTOR * low, low + ENTROPY_NATS))
         beyond = _interval(excess)
         if beyond is not None and beyond[0] > 0:
-            was, now = (fmean(one.entropy_nats for one in answers) for answers in (before, after))
+            was, now = (fmean(entropies) for entropies in zip(*known, strict=True))
             return (
                 f"the policy is {what} by more than a factor of {ENTROPY_FACTOR:g}: its entropy goes from "
                 f"{was:.3g} to {now:.3g} nats a token"

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import StepRefused, UnusableCheckpoint
+from clawstream.errors import ConfigError, StepRefused, UnusableCheckpoint
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
+from clawstream.inference.tinker_service import TinkerService
 from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import refuse_quantized, threads_for
 from clawstream.training.batches.memory import Trial
@@ -24,6 +25,7 @@ from clawstream.training.checkpoints import Checkpoint, standing, write, write_s
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.processes import Team, device_of
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.tinker import TinkerTrainer
 
 log = logging.getLogger(__name__)
 
@@ -37,9 +39,15 @@ _OF_THE_MACHINE = (
 class Stepper:
     """Holds a trainer, of one policy or in turn of several on one base; keeps it while the settings stay the same."""
 
-    def __init__(self, base: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None) -> None:
-        """`machine` says how this machine computes; None: each plan's own settings are used."""
+    def __init__(
+        self, base: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None,
+        service: TinkerService | None = None,
+    ) -> None:  # fmt: skip
+        """`machine` says how this machine computes; None: each plan's own settings are used. `service` trains where the
+        settings say that a service does.
+        """
         self._base = base
+        self._service = service
         self._machine = machine
         self._limits = limits
         self._team: Team | None = None  # while its processes run
@@ -103,6 +111,7 @@ class Stepper:
         if not settings.chooses_hints or not any(sample.other_hints for sample in readable):
             return tuple(with_offer(sample, 0) for sample in samples)
         trainer = self._trainer_for(settings, (plan.policy_id, plan.parent_version), parent)
+        self._trainer = None  # until it has answered
         numbers = trainer.choose_hints(readable)
         self._trainer = (settings, (plan.policy_id, plan.parent_version), trainer)
         log.info(
@@ -171,7 +180,7 @@ class Stepper:
         self.close()
         if (threads := threads_for(self._base)) is not None:
             torch.set_num_threads(threads)
-        trainer = _start(self._base, training)
+        trainer = _start(self._base, training, self._service)
         if isinstance(trainer, Team):
             self._team = trainer
         if parent is not None:
@@ -201,6 +210,8 @@ def _ms_since(started_s: float) -> int:
 
 def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
     """Raise ConfigError where the base is quantized, or the settings' trainer can't train it on this machine."""
+    if training.by_service:
+        return  # it has the weights
     refuse_quantized(base)
     if training.is_alone:
         return
@@ -215,7 +226,14 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
         refuse_what_is_not_cut(base, adapter=training.lora_rank is not None)
 
 
-def _start(base: Path, training: TrainingSettings) -> Trainer | Team:
+def _start(base: Path, training: TrainingSettings, service: TinkerService | None) -> Trainer | Team:
+    if training.by_service:
+        if service is None:
+            raise ConfigError(
+                'the plan\'s training.trainer is "tinker", and the settings name another. Nothing is trained. Set it '
+                "again, or give the new policy an id of its own"
+            )
+        return TinkerTrainer(base, training, service)
     device = _device()
     if training.is_alone:
         return Trainer(base, training, device=device)

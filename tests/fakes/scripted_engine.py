@@ -15,6 +15,7 @@ from clawstream.inference.dialect import Call, Logprob, RequestRefused, TokenDel
 from clawstream.inference.engine import WeightsSpan
 from clawstream.inference.service import (
     AppServer,
+    Backend,
     CommandResult,
     ConnectionDropped,
     Generation,
@@ -290,7 +291,7 @@ class _Speech:
 
 
 @asynccontextmanager
-async def serving(backend: ScriptedBackend, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+async def serving(backend: Backend, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
     """The backend behind a real port on this event loop; yields its URL."""
     # TCP is named, else asyncio leaves Nagle's algorithm on and a small chunk waits 40 ms for an acknowledgement.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)

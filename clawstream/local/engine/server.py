@@ -50,8 +50,8 @@ def serve(
     if threads is None:
         threads = 1 if is_small else os.cpu_count() or 1
     num_rows = max_running_requests or (_AT_ONCE if is_small else _LARGE_AT_ONCE)
-    listener = _listen(host, port)
-    decode = _decoder(model_path)
+    listener = listening(host, port)
+    decode = decoder(model_path)
     core = Core(model, num_rows=num_rows, version=weight_version, decode=decode)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvicorn.Config(build_app, loop="auto").get_loop_factory()) as runner:
@@ -87,7 +87,8 @@ async def _serve(
     worker.stop()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raises PartUnavailable where the port can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named TCP, or asyncio leaves Nagle's algorithm on and a small chunk waits 40 ms for an acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -100,7 +101,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _decoder(model_path: str) -> Decode | None:
+def decoder(model_path: str) -> Decode | None:
     """Return a function from token ids to text, special tokens included; None: the folder has no tokenizer."""
     file = Path(model_path) / "tokenizer.json"
     if not file.is_file():

@@ -212,11 +212,10 @@ class BatchLoss:
 
     def _taught(self, suffixes: list[Suffix], teacher: Weights) -> tuple[list[Tensor], list[Top]]:
         """Return the teacher's log-probs [T] of each answer, and its likeliest tokens there, if they are needed."""
-        if self._top_tokens is None:
-            return self._model.score(suffixes, weights=teacher, budget_tokens=self._budget_tokens), []
-        tops = self._model.likeliest(
-            suffixes, num_tokens=self._top_tokens, weights=teacher, budget_tokens=self._budget_tokens
-        )
+        model, num, budget = self._model, self._top_tokens, self._budget_tokens
+        if num is None:
+            return model.score(suffixes, weights=teacher, budget_tokens=budget), []
+        tops = model.likeliest(suffixes, num_tokens=num, weights=teacher, budget_tokens=budget)
         return [top.own_T for top in tops], tops
 
     def of(self, scored: Scored, group: Sequence[int]) -> tuple[Tensor, LossSums, Gaps]:
@@ -291,16 +290,17 @@ class BatchLoss:
         samples = [scored.samples[i] for i in group]
         old_BT = here_BT if scored.old is None else _padded([scored.old[i] for i in group], like_BT=here_BT)
         sampled_BT = _padded([_floats(s.response_logprobs) for s in samples], like_BT=here_BT)
-        reference_BT = None
-        if scored.reference is not None:
-            reference_BT = _padded([scored.reference[i] for i in group], like_BT=here_BT)
-        trained = [torch.tensor(s.trained, dtype=torch.float32) for s in samples]
-        return LogProbs(old_BT, sampled_BT, reference_BT, scores.entropy_BT), _padded(trained, like_BT=here_BT) == 1
+        if not self._model.at_temperature:  # then answers at others count as if the policy had just sampled them
+            others = [row for row, i in enumerate(group) if scored.plain[i].scale != 1]
+            sampled_BT[others] = old_BT[others]
+        of_all = scored.reference
+        reference_BT = None if of_all is None else _padded([of_all[i] for i in group], like_BT=here_BT)
+        trained = _padded([torch.tensor(s.trained, dtype=torch.float32) for s in samples], like_BT=here_BT) == 1
+        return LogProbs(old_BT, sampled_BT, reference_BT, scores.entropy_BT), trained
 
     def _gaps(self, scored: Scored, group: Sequence[int], known: LogProbs, trained_BT: Tensor) -> Gaps:
         """Return the gaps between teacher and policy, also in a contrast, where the loss uses other gaps."""
-        compared = replace(scored, students={}) if self._contrasts else scored
-        gap_BT = _gap(compared, group, known.old)
+        gap_BT = _gap(replace(scored, students={}) if self._contrasts else scored, group, known.old)
         known_BT = trained_BT & gap_BT.isfinite()
         return {i: gap_BT[row][known_BT[row]].cpu() for row, i in enumerate(group) if i in scored.hinted}
 
@@ -323,15 +323,15 @@ class BatchLoss:
 
     def _nothing(self, num_tokens: int, num_asked: int) -> tuple[Tensor, Tensor]:
         """Return ids to ask about where nobody reads their scores, and NaN in place of the scores."""
-        shape, device = (num_tokens, num_asked), self._model.device
-        return torch.zeros(shape, dtype=torch.long, device=device), torch.full(shape, torch.nan, device=device)
+        ids_TK = torch.zeros((num_tokens, num_asked), dtype=torch.long, device=self._model.device)
+        return ids_TK, torch.full(ids_TK.shape, torch.nan, device=ids_TK.device)
 
 
 def _gap(scored: Scored, group: Sequence[int], old_BT: Tensor) -> Tensor:
     """Return the gap [B, T] of each token; NaN where no hint counts."""
-    nothing, student_BT = old_BT.new_empty(0), old_BT
-    if scored.students:
-        student_BT = _padded([scored.students.get(i, nothing) for i in group], like_BT=old_BT)
+    nothing = old_BT.new_empty(0)
+    students = [scored.students.get(i, nothing) for i in group]
+    student_BT = _padded(students, like_BT=old_BT) if scored.students else old_BT
     return _padded([scored.hinted.get(i, nothing) for i in group], like_BT=old_BT) - student_BT
 
 
@@ -378,7 +378,7 @@ def _overlaps(
     model: Model, samples: Sequence[SampleAssembled], teacher: Weights, budget_tokens: int
 ) -> list[list[float]]:
     """Return, for each offer of each sample, how many of the policy's likeliest tokens are among the teacher's."""
-    plain = [Suffix(sample.prompt_ids, sample.response_ids, sample.temperature) for sample in samples]
+    plain = [Suffix(one.prompt_ids, one.response_ids, one.temperature) for one in samples]
     own = model.likeliest(plain, num_tokens=SUPPORT_TOKENS, weights=None, budget_tokens=budget_tokens)
     told = iter(
         model.likeliest(_questions(samples), num_tokens=SUPPORT_TOKENS, weights=teacher, budget_tokens=budget_tokens)

@@ -11,7 +11,7 @@ tokens of the teacher, L input tokens of a row, R rows (one where they are packe
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import log
+from math import isnan, log, nan
 from typing import Literal, NamedTuple
 
 import torch
@@ -180,7 +180,7 @@ class LossSums:
     loss_sum: float = 0.0  # of the sequences' means
     kl_sum: float = 0.0  # of tokens
     behaviour_kl_sum: float = 0.0  # of tokens
-    entropy_sum: float = 0.0  # of tokens
+    entropy_sum: float = 0.0  # of tokens; NaN: not known
     moved_sum: float = 0.0  # of tokens: the divergence of the policy before the update from the one now (k3), nats
 
     def __add__(self, other: "LossSums") -> "LossSums":
@@ -214,7 +214,7 @@ def figures(steps: Sequence[LossSums], objective: Objective) -> LossFigures:
         kl_reference_nats=whole.kl_sum / whole.num_tokens if some and objective.kl > 0 else None,
         clipped_share=whole.num_clipped / whole.num_tokens if whole.num_moved else None,
         behaviour_kl_nats=whole.behaviour_kl_sum / whole.num_tokens if some else None,
-        entropy_nats=first.entropy_sum / first.num_tokens if first.num_tokens else None,
+        entropy_nats=None if isnan(first.entropy_sum) or not first.num_tokens else first.entropy_sum / first.num_tokens,
     )
 
 
@@ -382,7 +382,7 @@ def _summed(
         loss_sum=float(total.detach()),
         kl_sum=float(_zero_unless(kept_BT, kl_BT.detach()).sum()),
         behaviour_kl_sum=float((known.sampled - known.old).sum()),
-        entropy_sum=0.0 if known.entropy is None else float(known.entropy.sum()),
+        entropy_sum=nan if known.entropy is None else float(known.entropy.sum()),
         moved_sum=float(_zero_unless(kept_BT, k3_BT).sum()),
     )
 

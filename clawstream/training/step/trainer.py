@@ -23,7 +23,7 @@ from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
 from clawstream.training.batches.choosing import corrected_hint, is_just_said
 from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.trainable import hint_counts
-from clawstream.training.gating import Gate, idle_rewards, refused
+from clawstream.training.gating import Gate, Writes, idle_rewards, refused
 from clawstream.training.model import Model
 from clawstream.training.step.batch_loss import BatchLoss, Gaps, Scored, choose_hints
 from clawstream.training.step.carried import Carried
@@ -62,7 +62,7 @@ class _Taken(NamedTuple):
 
     tallies: list[LossSums]
     gaps: Gaps
-    grad_norms: list[float]  # of the steps that were taken
+    grad_norms: list[float | None]  # of the steps that were taken; None: not known
 
 
 class Trainer:
@@ -70,6 +70,7 @@ class Trainer:
 
     # The state that carries over from version to version, beside the weights and the optimizer's moments.
     _carried: Carried
+    _writes: Writes | None = None  # how the gate has the model answer, where the weights are elsewhere
 
     def __init__(
         self, base: Path, settings: TrainingSettings, *, device: str = "cpu", model: Model | None = None,
@@ -107,7 +108,7 @@ class Trainer:
         if gated:
             gate = Gate(
                 model, settings, samples, self._carried.gate, scored=scored, mine=mine, num_rejected=num_rejected,
-                held=held, version=version,
+                held=held, version=version, writes=self._writes,
             )  # fmt: skip
         followed, kept = self._followed(samples, trials), tuple[KeptHint, ...]()
         before = model.published()
@@ -116,7 +117,7 @@ class Trainer:
             if taken.grad_norms:
                 changed_share = model.changed_share(before)
                 if rate > 0:
-                    self._refuse_unmoved(version, changed_share, max(taken.grad_norms))
+                    self._refuse_unmoved(version, changed_share, _largest(taken.grad_norms))
                 if gate is not None:
                     kept = gate.let_out(version=version, seed=seed)
         mean_gap = self._see_gaps(version, {mine[i]: gap_N for i, gap_N in taken.gaps.items()}, samples)
@@ -135,7 +136,7 @@ class Trainer:
             loss=figures(taken.tallies, self._loss.objective),
             mean_gap_nats=mean_gap,
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            grad_norm=max(taken.grad_norms, default=None),
+            grad_norm=_largest(taken.grad_norms),
             learning_rate=rate,
             mean_response_tokens=sum(len(s.response_ids) for s in samples) / len(samples) if samples else None,
             weights_changed_share=changed_share,
@@ -236,8 +237,10 @@ class Trainer:
         self._model.save_moments(folder, moments)
         if self._model.rounds:
             self._model.save_state(folder, "masters", {"": dict(self._model.trained)})
-        if not self._model.leads:
-            return
+        if self._model.leads:
+            self._save_facts(folder)
+
+    def _save_facts(self, folder: Path) -> None:
         facts = {"base_sha256": self._base_sha256} | self._carried.plain()
         (folder / "state.json").write_text(json.dumps(facts))
 
@@ -259,6 +262,14 @@ class Trainer:
             self._model.put(self._reference)
             self._begin()
             return
+        state, self._carried = folder / STATE_FOLDER, self._carried_of(folder)
+        self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
+        for kind, values in self._model.load_moments(state).items():
+            for name, value in values.items():
+                self._optimizer.state[self._model.moved[name]][kind] = value
+
+    def _carried_of(self, folder: Path) -> Carried:
+        """Return what the checkpoint carries over; raises UnusableCheckpoint where it is of another base."""
         state = folder / STATE_FOLDER
         facts = json.loads((state / "state.json").read_text())
         if missing := {"base_sha256", *Carried().plain()} - facts.keys():
@@ -273,11 +284,7 @@ class Trainer:
                 f"{self._base_sha256[:12]}. Nothing is trained. Set engine.model_path to the base that this policy was "
                 "started with, or give the new policy an id of its own."
             )
-        self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
-        self._carried = Carried.of(facts)
-        for kind, values in self._model.load_moments(state).items():
-            for name, value in values.items():
-                self._optimizer.state[self._model.moved[name]][kind] = value
+        return Carried.of(facts)
 
     def _begin(self) -> None:
         """Set the carried state to that of the policy's start; the weights are those of the start already."""
@@ -331,7 +338,7 @@ class Trainer:
         sums = self._model.sums([float(value) for value in here.values()])
         return LossSums(**{name: type(here[name])(total) for name, total in zip(here, sums, strict=True)})
 
-    def _step(self, version: int, divisor: int, rate: float) -> float:
+    def _step(self, version: int, divisor: int, rate: float) -> float | None:
         for parameter in self._model.trained.values():
             if parameter.grad is not None:
                 parameter.grad /= divisor
@@ -353,13 +360,17 @@ class Trainer:
         for parameter in self._model.trained.values():
             parameter.grad = None
 
-    def _refuse_unmoved(self, version: int, changed_share: float, grad_norm: float) -> None:
-        if changed_share == 0 and grad_norm > 0:
+    def _refuse_unmoved(self, version: int, changed_share: float | None, grad_norm: float | None) -> None:
+        if changed_share == 0 and grad_norm:
             raise TrainingDiverged(
                 f"update {version}: the gradient's norm is {grad_norm:.3g}, and no published number has changed: "
                 f"in {self._model.published_dtype} the step is too small to be seen. Nothing is published. "
                 "Start a policy with an id of its own from the version before, with a higher training.learning_rate."
             )
+
+
+def _largest(norms: Sequence[float | None]) -> float | None:
+    return max((norm for norm in norms if norm is not None), default=None)
 
 
 def load_options(settings: TrainingSettings, device: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _after_loss(trainer: Trainer, change: Callable[[torch.Tensor], torch.Tensor]
 def _after_step(trainer: Trainer, spoil: Callable[[], None]) -> None:
     own = trainer._step
 
-    def stepped(*arguments: Any, **options: Any) -> float:
+    def stepped(*arguments: Any, **options: Any) -> float | None:
         norm = own(*arguments, **options)
         spoil()
         return norm

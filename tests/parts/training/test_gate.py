@@ -17,7 +17,7 @@ from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled, VersionSpan, float32
 from clawstream.events.exchanges import Sampling, Shaping
 from clawstream.training import gating
-from clawstream.training.gating import _ends, write
+from clawstream.training.gating import ends_of, write
 from clawstream.training.publishing import (
     ALIKE_REWARDS,
     AnswerLikelihood,
@@ -373,7 +373,7 @@ def test_answers_are_written_in_pieces_of_the_budget_and_each_for_its_question(b
 
 def test_an_answer_ends_where_a_configuration_of_several_parts_says(tmp_path: Path) -> None:
     Gemma3Config(text_config={"eos_token_id": [1, 106]}).save_pretrained(tmp_path)
-    assert _ends(tmp_path) == [1, 106]
+    assert ends_of(tmp_path) == [1, 106]
 
 
 def test_nothing_is_written_by_what_is_no_probability(base: Path) -> None:

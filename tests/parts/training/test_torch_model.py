@@ -96,6 +96,7 @@ def test_a_look_has_the_entropy_of_each_place_and_the_log_probs_of_the_tokens_na
     for head_tokens in (4096, 2):
         monkeypatch.setattr(training_model, "HEAD_BYTES", head_tokens * 4 * tiny.VOCABULARY)
         scores = model.token_scores(RAGGED, among)
+        assert scores.entropy_BT is not None
         for row, s in enumerate(RAGGED):
             num_tokens, logp_TV = len(s.response_ids), every(base, s)
             torch.testing.assert_close(scores.logp_BT[row, :num_tokens], alone(base, s), atol=1e-5, rtol=1e-5)
@@ -104,6 +105,7 @@ def test_a_look_has_the_entropy_of_each_place_and_the_log_probs_of_the_tokens_na
             torch.testing.assert_close(scores.among_BTK[row, :num_tokens], logp_TV[:, 4:7], atol=1e-5, rtol=1e-5)
             assert bool(scores.entropy_BT[row, num_tokens:].isnan().all())
             assert bool(scores.among_BTK[row, num_tokens:].isnan().all())
+    assert scores.entropy_BT is not None
     assert not scores.entropy_BT.requires_grad
     assert scores.among_BTK.requires_grad
 

@@ -12,7 +12,8 @@ import pytest
 import clawstream
 
 PACKAGE = Path(clawstream.__file__).parent
-MOST_MODULES, MOST_FILES, MOST_LINES = 284, 15, 400  # 280, three of `clawstream plan`, one of reward models
+# 280, three of `clawstream plan`, one of reward models, three of a service that trains: its SDK, trainer and engine
+MOST_MODULES, MOST_FILES, MOST_LINES = 287, 15, 400
 MOST_NAMES_TWICE = 15
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({file.parent for file in MODULES})

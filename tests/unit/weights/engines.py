@@ -9,6 +9,7 @@ import aiohttp
 from clawstream.errors import TryLater
 from clawstream.events import Event, PolicyActivated, PolicyPublished
 from clawstream.inference.engine import ServerInfo
+from clawstream.inference.service import CommandResult
 from clawstream.inference.sglang import SglangEngine
 from clawstream.stream.log import Arrived, Start
 from clawstream.stream.stage import Record
@@ -84,7 +85,7 @@ class Engine(ScriptedBackend):
         self.told.append("resume")
         await super().resume()
 
-    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> object:  # type: ignore[override]
+    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
         self.told.append(f"update {version}")
         return await super().update_weights(path, version, abort_all=abort_all)
 

@@ -81,6 +81,7 @@ def look_and_gradients(state: dict[str, Any], suffixes: list[Suffix], head_bytes
 
     def total_of(group: Any) -> torch.Tensor:
         scores = model.token_scores([suffixes[i] for i in group])
+        assert scores.entropy_BT is not None
         found.append(scores.entropy_BT)
         return scores.logp_BT.nansum()
 

@@ -57,7 +57,7 @@ def ending(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flat(looks: Sequence[AnswerLikelihood]) -> list[float]:
-    return [number for look in looks for number in (*look.logps, look.entropy_nats)]
+    return [number for look in looks for number in (*look.logps, look.entropy_nats) if number is not None]
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ async def test_weights_optimizer_and_all_that_goes_with_them_are_as_if_the_rejec
     """The second step moves the weights, and one of them to what is no number."""
     own = Trainer._step
 
-    def spoiling(self: Trainer, version: int, divisor: int, rate: float) -> float:
+    def spoiling(self: Trainer, version: int, divisor: int, rate: float) -> float | None:
         norm = own(self, version, divisor, rate)
         if version == 2:
             next(iter(self._model.trained.values())).data.view(-1)[0] = torch.nan
@@ -131,7 +131,7 @@ async def test_a_trainer_whose_step_was_rejected_is_put_back_to_the_start_and_us
 ) -> None:
     own, made = Trainer._step, []
 
-    def spoiling(self: Trainer, version: int, divisor: int, rate: float) -> float:
+    def spoiling(self: Trainer, version: int, divisor: int, rate: float) -> float | None:
         norm = own(self, version, divisor, rate)
         made.append(self)
         if version == 1:

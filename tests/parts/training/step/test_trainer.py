@@ -84,11 +84,13 @@ def test_a_step_says_how_sure_the_policy_was_and_how_far_the_engine_s_was_from_i
     trainer = Trainer(base, SETTINGS)
     samples = on_policy(trainer, MIXED)
     scores = trainer._model.token_scores([Suffix(s.prompt_ids, s.response_ids, s.temperature) for s in samples])
+    entropy_BT = scores.entropy_BT
+    assert entropy_BT is not None
     off = [replace(s, response_logprobs=tuple(v + 0.25 for v in s.response_logprobs if v is not None)) for s in samples]
 
     update = trainer.update(off, version=1, seed=0)
 
-    assert update.loss.entropy_nats == pytest.approx(float(scores.entropy_BT.nanmean()), rel=1e-4)
+    assert update.loss.entropy_nats == pytest.approx(float(entropy_BT.nanmean()), rel=1e-4)
     assert update.loss.behaviour_kl_nats == pytest.approx(0.25, abs=1e-4)
     assert update.mean_response_tokens == sum(len(s.response_ids) for s in samples) / len(samples)
     assert update.weights_changed_share is not None

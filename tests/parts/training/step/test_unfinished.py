@@ -87,7 +87,7 @@ async def test_where_its_step_comes_to_other_bytes_the_next_begins_with_those_th
     log, versions = await cut_short(base, tmp_path), settings(base, tmp_path).checkpoints_dir
     step = Trainer._step
 
-    def differently(self: Trainer, version: int, divisor: int, rate: float) -> float:
+    def differently(self: Trainer, version: int, divisor: int, rate: float) -> float | None:
         norm = step(self, version, divisor, rate)
         if version == VERSION:
             next(iter(self._model.trained.values())).data.view(-1)[0] += 1.0

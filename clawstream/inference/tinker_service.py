@@ -1,0 +1,204 @@
+"""A service that trains and samples adapters elsewhere, asked by the Tinker API's own SDK (`pip install tinker`).
+
+Calls of the SDK return futures; `value` and `awaited` wait for one, for a bounded time, and turn the SDK's errors into
+ours: what may pass by itself is ServiceAway, what a person has to change is an OperatorError. Samplers are snapshots:
+the weights that one has never change, so its name tells which version sampled a token.
+"""
+
+import asyncio
+import inspect
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from clawstream.config import Settings
+from clawstream.errors import ClawstreamError, ConfigError, PartUnavailable, ServiceAway, UnusableCheckpoint
+
+PRESENT_WITHIN_S = 15.0
+ANSWERS_WITHIN_S = 600.0  # an answer, or a request's place in the service's queue
+LOADS_WITHIN_S = 1800.0  # a model that nobody used for a while
+_WORDS = ("config.json", "generation_config.json", "tokenizer*", "*.jinja", "vocab.json", "merges.txt", "*.model")
+_ANY_KEY = "tml-none"  # the SDK asks for a key, a service of one's own may not
+
+
+class TinkerService:
+    """One session at a service for one base model; it lasts as long as the process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError where the SDK or a key is missing. Nothing is asked yet."""
+        if find_spec("tinker") is None:
+            raise ConfigError(
+                'training.trainer = "tinker" needs the SDK, which is not installed. Nothing was started. Install '
+                "it: `uv sync --extra tinker`, or `pip install tinker`"
+            )
+        own = settings.tinker
+        key = own.api_key.get_secret_value() if own.api_key is not None else os.environ.get("TINKER_API_KEY")
+        if key is None and own.url is None:
+            raise ConfigError(
+                "tinker.api_key is not set, and the hosted service asks for one. Nothing was started. Set it, or the "
+                "variable TINKER_API_KEY; or name a service of your own in tinker.url"
+            )
+        self.url = own.url or "(the hosted one)"
+        self._address = own.url
+        self.base_model = own.model or str(settings.engine.base_policy)
+        self._key = key or _ANY_KEY
+        self._client: Any = None
+        self._making = Lock()
+
+    def trainer(self, *, rank: int, seed: int, state: str | None) -> Any:
+        """Return a training client, in the saved `state` or as the base is.
+
+        Raises ServiceAway, or UnusableCheckpoint where the service does not have the state any more.
+        """
+        with self._errors(state or self.base_model):
+            if state is not None:
+                return self._session().create_training_client_from_state_with_optimizer(state)
+            return self._session().create_lora_training_client(base_model=self.base_model, rank=rank, seed=seed)
+
+    def sampler(self, snapshot: str | None) -> Any:
+        """Return a client that samples by a saved adapter; None: by the base."""
+        with self._errors(snapshot or self.base_model):
+            if snapshot is None:
+                return self._session().create_sampling_client(base_model=self.base_model)
+            return self._session().create_sampling_client(model_path=snapshot)
+
+    def value(self, future: Any, what: str, *, within_s: float = LOADS_WITHIN_S) -> Any:
+        """Return the result of a future of the SDK."""
+        with self._errors(what):
+            return future.result(timeout=within_s)
+
+    async def awaited(self, future: Any, what: str, *, within_s: float = ANSWERS_WITHIN_S) -> Any:
+        """Return the result of a future of the SDK without blocking the event loop."""
+        with self._errors(what):
+            async with asyncio.timeout(within_s):
+                return await (asyncio.wrap_future(future) if isinstance(future, Future) else future)
+
+    async def present(self) -> None:
+        """Return if the service answers soon; else raise ServiceAway."""
+        session = await asyncio.to_thread(self._session)
+        await self.awaited(session.get_server_capabilities_async(), "a sign of life", within_s=PRESENT_WITHIN_S)
+
+    def scored(self, sampler: Any, token_ids: Sequence[int], num_last: int) -> Any:
+        """Return a future with the log-probs (temperature 1) of tokens, of which the last `num_last` are needed."""
+        prompt = model_input(token_ids)
+        if "prompt_logprobs_last_n" in inspect.signature(sampler.compute_logprobs).parameters:
+            return sampler.compute_logprobs(prompt, prompt_logprobs_last_n=num_last)
+        return sampler.compute_logprobs(prompt)
+
+    def _session(self) -> Any:
+        with self._making, self._errors("a session"):
+            if self._client is None:
+                import tinker
+
+                self._client = tinker.ServiceClient(base_url=self._address, api_key=self._key)
+            return self._client
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        import httpx
+        import tinker
+
+        try:
+            yield
+        except (TimeoutError, tinker.APIConnectionError, httpx.HTTPError) as error:
+            raise ServiceAway(
+                f"Tinker service {self.url}: no answer for {what} ({_words(error)}); asked again"
+            ) from error
+        except tinker.APIStatusError as error:
+            raise self._refused(what, error.status_code, error) from error
+        except (tinker.TinkerError, RuntimeError) as error:  # the SDK's own RuntimeError: an earlier request failed
+            raise ServiceAway(f"Tinker service {self.url}: {what} failed ({_words(error)}); asked again") from error
+
+    def _refused(self, what: str, status: int, error: Exception) -> ClawstreamError:
+        found = f"Tinker service {self.url}: {what} was answered with {status} ({_words(error)})"
+        if status in (401, 403):
+            return ConfigError(f"{found}. Nothing is trained or sampled. Set tinker.api_key to a key in force")
+        if status == 402:
+            return ServiceAway(f"{found}: the account's limit of spending is reached. Nothing is lost; raise the limit")
+        if status == 404 and what.startswith("tinker://"):
+            return UnusableCheckpoint(
+                f"{found}: the service does not have it any more. Nothing is trained. Go back to a version that it has "
+                "(clawstream policy rollback), or give the new policy an id of its own"
+            )
+        if status in (400, 404, 422):
+            return PartUnavailable(f"{found}. Nothing is trained. See tinker.model and tinker.url")
+        return ServiceAway(f"{found}; asked again")
+
+
+def model_input(token_ids: Sequence[int]) -> Any:
+    """Return tokens as the SDK takes them."""
+    from tinker import types
+
+    return types.ModelInput.from_ints(list(token_ids))
+
+
+def last_logprobs(values: Sequence[float | None], num_tokens: int, num_last: int, *, url: str) -> list[float]:
+    """Return the log-probs of the last `num_last` of `num_tokens` tokens.
+
+    Raises ServiceAway where there are more or fewer values than tokens, the first of which may have none, or no value.
+    """
+    found = list(values)[-num_last:]
+    if len(values) not in (num_tokens, num_tokens - 1) or None in found:
+        missing = sum(value is None for value in found)
+        raise ServiceAway(
+            f"Tinker service {url}: {len(values)} log-probs for {num_tokens} tokens, {missing} of the last {num_last} "
+            "missing; expected one for each. They are not used"
+        )
+    return [float(value) for value in found if value is not None]
+
+
+def with_base(settings: Settings, model: str | None) -> tuple[Path, Settings]:
+    """Return the folder with the base's configuration and tokenizer, and the settings that name the base.
+
+    `model` is a folder, or the service's name for the base, under which Hugging Face has both; None: as the settings
+    say. Raises ConfigError where no base is named, PartUnavailable where its words can't be fetched.
+    """
+    named = model or settings.tinker.model
+    if model is None and settings.engine.model_path is not None:
+        return words_of_base(settings.engine.model_path), settings
+    if named is None:
+        raise ConfigError(
+            "no base is named. Nothing was started. Give --model the service's name for it, as Qwen/Qwen3-8B, or a "
+            "folder with its configuration and tokenizer"
+        )
+    if Path(named).is_dir():
+        return words_of_base(Path(named)), settings
+    tinker = settings.tinker.model_copy(update={"model": named})
+    return words_of_base(_fetched(named, settings.cache_dir)), settings.model_copy(update={"tinker": tinker})
+
+
+def _fetched(name: str, cache_dir: Path) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, cache_dir=cache_dir / "huggingface", allow_patterns=list(_WORDS)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise PartUnavailable(
+            f"{name} is no folder here, and its configuration and tokenizer can't be fetched from Hugging Face "
+            f"({_words(error)}). Nothing was started. Name a folder that has both, and the service's name for the "
+            "base in tinker.model"
+        ) from error
+
+
+def words_of_base(folder: Path) -> Path:
+    """Return the folder, which has the base's configuration and tokenizer; its weights are not needed here.
+
+    Raises ConfigError where either is missing.
+    """
+    missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(
+            f"{folder} has no {' and no '.join(missing)}. Nothing was started. Name a folder with the base's "
+            "configuration and tokenizer; the service has its weights"
+        )
+    return folder
+
+
+def _words(error: Exception) -> str:
+    return (str(error) or type(error).__name__)[:300]

@@ -1,0 +1,313 @@
+"""An engine whose answers a Tinker service samples: SGLang's dialect here, the service's own API there.
+
+It holds no weights. The base's version is 0; each later version is an adapter, of which the service has a snapshot, and
+"loading" it means to remember the snapshot's name. So a request under an adapter's name is answered by that version
+alone. Answers come back whole. Their log-probs are at temperature 1, as the service tells them.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from clawstream import __version__
+from clawstream.errors import ClawstreamError, ServiceAway
+from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits
+from clawstream.inference.engine import WeightsSpan
+from clawstream.inference.model_folder import ADAPTER_CONFIG, text_config
+from clawstream.inference.service import CommandResult, ConnectionDropped
+from clawstream.inference.tinker_service import TinkerService, last_logprobs, model_input
+from clawstream.local.engine.rows import Decode
+
+log = logging.getLogger(__name__)
+
+SNAPSHOT = "sampler_path"
+BASE = "0"
+ASKED_EVERY_S = 10.0  # whether the service is there, while requests wait for it
+_ABORTED = {"type": "abort", "message": "Aborted"}
+
+
+class Snapshots:
+    """The adapters that are loaded, and a client of the service's SDK for each."""
+
+    def __init__(self, service: TinkerService) -> None:
+        self.service = service
+        self.paths: dict[str, str] = {}  # by name
+        self._clients: dict[str | None, Any] = {}
+
+    async def client(self, name: str | None) -> Any:
+        """Return the client that samples by the adapter; None: by the base."""
+        if name not in self._clients:
+            snapshot = None if name is None else snapshot_in(Path(self.paths[name]))
+            self._clients[name] = await asyncio.to_thread(self.service.sampler, snapshot)
+        return self._clients[name]
+
+    async def load(self, name: str, path: str) -> None:
+        """Load the adapter; raises ValueError where the folder names no snapshot, ServiceAway."""
+        snapshot = snapshot_in(Path(path))
+        self._clients[name] = await asyncio.to_thread(self.service.sampler, snapshot)
+        self.paths[name] = path
+
+    def unload(self, name: str) -> None:
+        """Forget the adapter; requests that run under it end as they would have."""
+        del self.paths[name]
+        self._clients.pop(name, None)
+
+
+def snapshot_in(folder: Path) -> str:
+    """Return the service's name of the version in the folder; raises ValueError where it names none."""
+    try:
+        found = json.loads((folder / ADAPTER_CONFIG).read_bytes())[SNAPSHOT]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{folder / ADAPTER_CONFIG} names no {SNAPSHOT} ({error!r}), expected a version that a Tinker service "
+            "trained. It is not loaded, and what is served stays"
+        ) from error
+    return str(found)
+
+
+class TinkerBackend:
+    """The base in `folder` and its adapters, as the service samples them."""
+
+    def __init__(self, service: TinkerService, folder: Path, *, ends: Sequence[int], decode: Decode | None) -> None:
+        config = text_config(folder) or {}
+        self._snapshots = Snapshots(service)
+        self._folder = folder
+        self._context_tokens = int(config["max_position_embeddings"])
+        self._num_token_ids = int(config["vocab_size"])
+        self._family = str(config.get("model_type"))
+        self._ends, self._decode = tuple(ends), decode
+        self._running: dict[str, asyncio.Task[TokenDelta]] = {}
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+        self._problem: str | None = None
+
+    async def start(self, call: Call) -> "_WholeAnswer":
+        check_fits(call, context_length_tokens=self._context_tokens, vocab_size=self._num_token_ids)
+        sampling, name = call.request.sampling, call.request.lora_name
+        if sampling.shaping is not None or call.top_logprobs_num:
+            raise RequestRefused(
+                "penalties, biases, min_p, grammars and top_logprobs are not a Tinker service's: leave them out"
+            )
+        if sampling.stop and self._decode is None:
+            raise RequestRefused(f"stop strings need a tokenizer and {self._folder} has none; send stop_token_ids")
+        if name is not None and name not in self._snapshots.paths:
+            raise RequestRefused(f"lora_path {name!r} is not loaded; loaded adapters: {sorted(self._snapshots.paths)}")
+        if call.rid in self._running:
+            raise RequestRefused(f"rid {call.rid} names a request that still runs; send another rid")
+        task = self._running[call.rid] = asyncio.create_task(self._answered(call))
+        task.add_done_callback(lambda done: self._over(call.rid, done))
+        return _WholeAnswer(self, task, call)
+
+    def _over(self, rid: str, task: "asyncio.Task[TokenDelta]") -> None:
+        del self._running[rid]
+        if not task.cancelled():
+            task.exception()  # a client that went away never asks for it
+
+    async def _answered(self, call: Call) -> TokenDelta:
+        await self._resumed.wait()
+        try:
+            client = await self._snapshots.client(call.request.lora_name)
+            found = await self._scored(client, call) if call.logprob_start is not None else ()
+            answer = _empty(call, found)
+            if call.request.sampling.max_new_tokens:
+                await self._sample(client, call, answer)
+        except ClawstreamError as error:
+            self._away(error)
+            raise ConnectionDropped(str(error)) from error
+        self._problem = None
+        return answer
+
+    async def _scored(self, client: Any, call: Call) -> list[tuple[float | None, int, None]]:
+        """Return the log-probs of the prompt's tokens from `logprob_start` on; the first has none."""
+        service, ids, start = self._snapshots.service, call.request.input_ids, call.logprob_start or 0
+        wanted = list(ids[start + 1 :])
+        values: list[float] = []
+        if wanted:
+            told = await service.awaited(service.scored(client, ids, len(wanted)), "a prompt's log-probs")
+            values = last_logprobs(told, len(ids), len(wanted), url=service.url)
+        first = [(None, token, None) for token in ids[start : start + 1]]
+        return [*first, *((value, token, None) for value, token in zip(values, wanted, strict=True))]
+
+    async def _sample(self, client: Any, call: Call, answer: TokenDelta) -> None:
+        from tinker import types
+
+        service, sampling = self._snapshots.service, call.request.sampling
+        ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)]
+        asked = client.sample(
+            prompt=model_input(call.request.input_ids), num_samples=1,
+            sampling_params=types.SamplingParams(
+                max_tokens=sampling.max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+                top_k=-1 if sampling.top_k is None else sampling.top_k, seed=sampling.sampling_seed,
+                stop=list(dict.fromkeys(ends)) or None,
+            ),
+        )  # fmt: skip
+        told = (await service.awaited(asked, "an answer")).sequences[0]
+        tokens, values = list(told.tokens), list(told.logprobs or ())
+        if len(values) != len(tokens) or len(tokens) > sampling.max_new_tokens:
+            raise ServiceAway(
+                f"Tinker service {service.url}: {len(values)} log-probs for {len(tokens)} tokens, of at most "
+                f"{sampling.max_new_tokens}; the answer is not used"
+            )
+        num, answer.finish = self._end(call, tokens, ends)
+        answer.token_ids, answer.logprobs = tokens[:num], [min(float(value), 0.0) for value in values[:num]]
+        answer.completion_tokens = num
+        answer.weight_versions = (WeightsSpan(BASE, num),)
+
+    def _end(self, call: Call, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, dict[str, object]]:
+        """Return how many of the tokens are the answer's, and why it ends there."""
+        stops = call.request.sampling.stop
+        for place, token in enumerate(tokens, 1):
+            text = self._decode(tokens[:place]) if stops and self._decode is not None else ""
+            if (found := next((stop for stop in stops if stop in text), None)) is not None:
+                return place, {"type": "stop", "matched": found}
+            if token in ends:
+                return place, {"type": "stop", "matched": token}
+        return len(tokens), {"type": "length", "length": call.request.sampling.max_new_tokens}
+
+    async def look(self) -> None:
+        """Ask whether the service is there, while requests wait for it or it was away; if it is not, drop them."""
+        if not self._running and self._problem is None:
+            return
+        try:
+            await self._snapshots.service.present()
+        except ClawstreamError as error:
+            self._away(error)
+            self.abort(None)
+            return
+        self._problem = None
+
+    def _away(self, error: ClawstreamError) -> None:
+        if self._problem is None:
+            log.warning("service=%s state=away reason=%s", self._snapshots.service.url, error)
+        self._problem = str(error)
+
+    def abort(self, rid: str | None) -> None:
+        for task in [task for key, task in self._running.items() if rid is None or key.startswith(rid)]:
+            task.cancel()
+
+    async def pause(self, mode: str) -> None:
+        if mode == "abort":
+            self.abort(None)
+        self._resumed.clear()
+
+    async def resume(self) -> None:
+        self._resumed.set()
+
+    async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
+        del version, abort_all
+        return CommandResult(
+            success=False, message=f"{path}: a Tinker service trains adapters; whole weights can't be taken over"
+        )
+
+    async def load_lora(self, name: str, path: str) -> CommandResult:
+        if name in self._snapshots.paths:
+            return CommandResult(success=False, message=f"adapter {name} is loaded already; unload it first")
+        try:
+            await self._snapshots.load(name, path)
+        except (ValueError, ClawstreamError) as error:
+            return CommandResult(success=False, message=str(error))
+        log.info("adapter loaded name=%s path=%s", name, path)
+        return CommandResult(success=True, message="")
+
+    async def unload_lora(self, name: str) -> CommandResult:
+        if name not in self._snapshots.paths:
+            loaded = sorted(self._snapshots.paths)
+            return CommandResult(success=False, message=f"adapter {name} is not loaded; loaded: {loaded}")
+        self._snapshots.unload(name)
+        return CommandResult(success=True, message="")
+
+    async def flush_cache(self) -> CommandResult:
+        return CommandResult(success=True, message="The service keeps caches by snapshot.")
+
+    def adapters(self) -> Mapping[str, str]:
+        return self._snapshots.paths
+
+    def alive(self) -> bool:
+        return self._problem is None
+
+    def model_info(self) -> dict[str, object]:
+        path = str(self._folder)
+        return {
+            "model_path": path, "served_model_name": path, "tokenizer_path": path, "is_generation": True,
+            "weight_version": BASE, "model_type": self._family,
+        }  # fmt: skip
+
+    def server_info(self) -> dict[str, object]:
+        return {
+            "model_path": str(self._folder), "context_length": self._context_tokens, "weight_version": BASE,
+            "incremental_streaming_output": True, "version": f"clawstream-tinker-{__version__}",
+            "internal_states": [{"num_requests": len(self._running)}],
+        }  # fmt: skip
+
+
+class _WholeAnswer:
+    """A request whose answer comes as one delta."""
+
+    def __init__(self, backend: TinkerBackend, task: "asyncio.Task[TokenDelta]", call: Call) -> None:
+        self._backend = backend
+        self._task = task
+        self._call = call
+
+    async def next(self) -> TokenDelta:
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if not self._task.cancelled():
+                raise
+            if not self._backend.alive():
+                raise ConnectionDropped("the service is away") from None
+            aborted = _empty(self._call, ())
+            aborted.finish = dict(_ABORTED)
+            return aborted
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+
+def _empty(call: Call, input_logprobs: Sequence[tuple[float | None, int, None]]) -> TokenDelta:
+    return TokenDelta(
+        token_ids=[], logprobs=[], prompt_tokens=len(call.request.input_ids), completion_tokens=0, cached_tokens=0,
+        weight_version=BASE, input_logprobs=input_logprobs, finish={"type": "length", "length": 0},
+    )  # fmt: skip
+
+
+async def serve(service: TinkerService, folder: Path, *, port: int, stop: asyncio.Event) -> None:
+    """Serve at the port until `stop`. Raises PartUnavailable where it can't be had."""
+    from clawstream.inference.service import AppServer, build_app
+    from clawstream.local.engine.server import decoder, listening
+
+    backend = TinkerBackend(service, folder, ends=ends_in(folder), decode=decoder(str(folder)))
+    server = AppServer(build_app(backend))
+    watching = asyncio.create_task(_watch(backend))
+
+    async def end() -> None:
+        await stop.wait()
+        backend.abort(None)
+        server.should_exit = True
+
+    ending = asyncio.create_task(end())
+    try:
+        await server.serve(sockets=[listening("127.0.0.1", port)])
+    finally:
+        for task in (watching, ending):
+            task.cancel()
+
+
+async def _watch(backend: TinkerBackend) -> None:
+    while True:
+        await asyncio.sleep(ASKED_EVERY_S)
+        await backend.look()
+
+
+def ends_in(folder: Path) -> list[int]:
+    """Return the tokens that end an answer, as the folder's files name them."""
+    for name in ("generation_config.json", "config.json"):
+        with suppress(OSError, ValueError):
+            found = json.loads((folder / name).read_bytes()).get("eos_token_id")
+            if found is not None:
+                return list(found) if isinstance(found, list) else [found]
+    return []
