@@ -23,11 +23,11 @@ def every_setting() -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
-# 79, and eight that nothing else says: how much thinking counts that no judge saw (w_thinking), the original's losses
+# 79, and nine that nothing else says: how much thinking counts that no judge saw (w_thinking), the original's losses
 # in one word (recipe), how many unseen answers keeping may cost (rehearsal_share), when a step is taken (cadence), who
-# learns together (adapters), which of the hints that were offered is learned (hint_choice), whether a judge thinks, and
-# above which number a reward model means a good answer.
-MOST = 87
+# learns together (adapters), which of the hints that were offered is learned (hint_choice), whether a judge thinks,
+# above which number a reward model means a good answer, and whether the engines are SGLang's or vLLM's (dialect).
+MOST = 88
 SETTINGS = dict(every_setting())
 
 

@@ -12,7 +12,9 @@ import pytest
 import clawstream
 
 PACKAGE = Path(clawstream.__file__).parent
-MOST_MODULES, MOST_FILES, MOST_LINES = 284, 15, 400  # 280, three of `clawstream plan`, one of reward models
+# 280, three of `clawstream plan`, one of reward models; vLLM's dialect and its client, what it shares with SGLang's
+# client, and the choice between the two.
+MOST_MODULES, MOST_FILES, MOST_LINES = 288, 15, 400
 MOST_NAMES_TWICE = 15
 MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({file.parent for file in MODULES})

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import orjson
+
 from clawstream.events import PolicyRejected
 from clawstream.weights.stage import keep_current
 from tests.parts.engine.conftest import Subject
@@ -29,6 +31,7 @@ async def test_weights_of_another_model_are_refused_and_the_next_version_is_take
         stop.set()
     [refusal] = log.said(PolicyRejected)
     assert isinstance(refusal, PolicyRejected)
-    assert "model.embed_tokens.weight: found F32 [265, 64], expected F32 [265, 32]" in refusal.reason
+    width = orjson.loads((subject.model / "config.json").read_bytes())["hidden_size"]
+    assert f"model.embed_tokens.weight: found F32 [265, 64], expected F32 [265, {width}]" in refusal.reason
     assert after.token_ids == before.token_ids
     assert await subject.engine.weight_version() == "3"
