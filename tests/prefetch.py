@@ -16,11 +16,13 @@ import psutil
 
 from clawstream.errors import PartUnavailable
 from tests.parts.sglang.installation import sglang_installation
+from tests.parts.vllm.installation import vllm_installation
 from tests.system.clients import javascript, python, skyrl
 from tests.system.openclaw.client import openclaw_installation
 
 INSTALLS: dict[str, tuple[Callable[[], object], ...]] = {
     "sglang": (sglang_installation,),
+    "vllm": (vllm_installation,),
     "openclaw": (openclaw_installation,),
     "node": (javascript.openai, javascript.ai_sdk),
     "sdks": (python.install, skyrl.installation),

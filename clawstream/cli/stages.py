@@ -145,8 +145,8 @@ def refresh(context: typer.Context) -> None:
     """Have the policy answer prompts of the past again, unseen: samples -> answers."""
     settings = _settings(context, "refresh")
     hide_torch()
+    from clawstream.inference.clients import engine_client, engine_session
     from clawstream.inference.model_folder import num_embeddings
-    from clawstream.inference.sglang import SglangEngine, engine_session
     from clawstream.refresh.answering import Refresher
     from clawstream.refresh.stage import refresh_stage
     from clawstream.rendering.renderer import PromptRenderer
@@ -158,7 +158,8 @@ def refresh(context: typer.Context) -> None:
 
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         async with engine_session(settings.engine) as session:
-            engines = [SglangEngine(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
+            client = engine_client(settings.engine)
+            engines = [client(session, url, num_token_ids=num_token_ids) for url in settings.engine.addresses]
             stage = refresh_stage(
                 Refresher(engines, renderer),
                 settings.policy.id,
@@ -243,7 +244,7 @@ def _say_where_it_is(own: Settings, *, of: Settings) -> None:
 def weights(context: typer.Context) -> None:
     """Let the engines take over each published version while they serve."""
     settings = _settings(context, "weights")
-    from clawstream.inference.sglang import SglangEngine, engine_session
+    from clawstream.inference.clients import engine_client, engine_session
     from clawstream.weights.fetching import Fetcher
     from clawstream.weights.stage import keep_current
 
@@ -254,7 +255,7 @@ def weights(context: typer.Context) -> None:
             engine_session(settings.engine) as session,
             Fetcher.open(settings.weights, fetched, base) as fetcher,
         ):
-            engines = [SglangEngine(session, url) for url in settings.engine.addresses]
+            engines = [engine_client(settings.engine)(session, url) for url in settings.engine.addresses]
             await keep_current(
                 engines,
                 log,

@@ -157,10 +157,11 @@ async def _context_tokens(running: "Installation") -> int:
     """Ask the first engine how long a conversation may be."""
     import aiohttp
 
-    from clawstream.inference.sglang import SglangEngine
+    from clawstream.inference.clients import engine_client
 
     async with aiohttp.ClientSession() as session:
-        return (await SglangEngine(session, running.addresses.engines[0]).server_info()).context_length_tokens
+        engine = engine_client(running.settings.engine)(session, running.addresses.engines[0])
+        return (await engine.server_info()).context_length_tokens
 
 
 async def tell_versions(console: Console, settings: Settings) -> None:

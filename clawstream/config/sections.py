@@ -86,10 +86,24 @@ class PostgresSettings(Section):
 class EngineSettings(Section):
     """The inference engine, and the policy that it serves."""
 
-    urls: tuple[Address, ...] = Field((), description="SGLang servers; none: the embedded CPU engine is started")
+    urls: tuple[Address, ...] = Field(
+        (), description="SGLang or vLLM servers; none: the embedded CPU engine is started"
+    )
+    dialect: Literal["sglang", "vllm"] = Field(
+        "sglang", description="what the servers at engine.urls are, and the one at training.teacher"
+    )
     api_key: SecretStr | None = Field(None, description="the --api-key that the engines were started with, if any")
     model_path: Path | None = Field(None, description="the Hugging Face folder of the base policy")
     port: int = Field(30010, ge=0, le=65535, description="of the embedded engine; 0: any free one")
+
+    @model_validator(mode="after")
+    def _our_own_engine_speaks_as_sglang_does(self) -> "EngineSettings":
+        if self.dialect == "vllm" and not self.urls:
+            raise ValueError(
+                "engine.dialect is vllm and engine.urls is empty: no vLLM is started for you. Start it (docs/vllm.md) "
+                "and name its address in engine.urls"
+            )
+        return self
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -228,7 +242,7 @@ class JudgeSettings(Section):
 
 
 class TeacherSettings(Section):
-    """The engine at training.teacher, if any; it speaks SGLang's dialect and has the policy's tokenizer."""
+    """The engine at training.teacher, if any; it speaks engine.dialect and has the policy's tokenizer."""
 
     model: str = Field("teacher", description="the teacher's name on the log, beside its address")
     api_key: SecretStr | None = Field(None, description="of the engine, if it asks for one")

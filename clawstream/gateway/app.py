@@ -35,9 +35,9 @@ from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import FOLDER, Fsync, SpoolInUse
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import follow_policy, learn_owners, learn_sessions
+from clawstream.inference.clients import engine_client, engine_session
 from clawstream.inference.model_folder import largest_token_id, num_embeddings, too_small_for
 from clawstream.inference.service import Server
-from clawstream.inference.sglang import SglangEngine, engine_session
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.log import Log
 from clawstream.stream.stage import now_ms
@@ -248,7 +248,7 @@ def _engine(
 ) -> ServedEngine:
     return ServedEngine(
         url=url.rstrip("/"),
-        client=SglangEngine(session, url, num_token_ids=num_embeddings(settings.engine.base_policy)),
+        client=engine_client(settings.engine)(session, url, num_token_ids=num_embeddings(settings.engine.base_policy)),
         policy_id=settings.policy.id,
         answers_within_s=answers_within_s,
         largest_token_id=largest_id,

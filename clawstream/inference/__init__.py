@@ -1,1 +1,1 @@
-"""How models are asked: engines in SGLang's dialect, judges and teachers."""
+"""How models are asked: engines in SGLang's dialect or vLLM's, judges and teachers."""

@@ -104,7 +104,7 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": -1 if sampling.top_k is None else sampling.top_k,
-        **_given(
+        **given(
             stop_token_ids=list(sampling.stop_token_ids) or None,
             stop=list(sampling.stop) or None,
             sampling_seed=sampling.sampling_seed,
@@ -117,7 +117,7 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
         "sampling_params": params,
         "return_logprob": True,
         "stream": stream,
-        **_given(
+        **given(
             top_logprobs_num=request.top_logprobs_num or None,
             rid=request.rid,
             extra_key=request.extra_key,
@@ -126,7 +126,8 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
     }
 
 
-def _given(**values: object) -> dict[str, object]:
+def given(**values: object) -> dict[str, object]:
+    """The values that are not None, by name."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -331,13 +332,14 @@ def read_chunk(element: Mapping[str, Any]) -> Chunk:
         meta.get("cached_tokens"),
         meta.get("weight_version"),
         finish,
-        () if finish is None else _spans(meta.get("weight_versions") or ()),
+        () if finish is None else read_spans(meta.get("weight_versions") or ()),
         sampled,
         tuple(tuple((float(entry[0]), int(entry[1])) for entry in likeliest or ()) for likeliest in top),
     )
 
 
-def _spans(written: Iterable[Mapping[str, Any]]) -> tuple[WeightsSpan, ...]:
+def read_spans(written: Iterable[Mapping[str, Any]]) -> tuple[WeightsSpan, ...]:
+    """The spans as `write_spans` writes them; vLLM writes them so too."""
     spans, begin = [], 0
     for span in written:
         version, start, end = read_version(span["version"]), span["start"], span["end"]

@@ -138,7 +138,7 @@ class ScoreRequest(NamedTuple):
 
 
 class Engine(Protocol):
-    """A model behind SGLang's dialect. A refusal raises EngineRefused, any error that may pass raises TryLater."""
+    """A model behind a server's dialect. A refusal raises EngineRefused, any error that may pass raises TryLater."""
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Chunks as they are sampled; closing the iterator early cancels the generation."""

@@ -25,10 +25,10 @@ from clawstream.config import JudgeSettings, Settings
 from clawstream.conversation.history import num_equal
 from clawstream.errors import ClawstreamError, ConfigError, NotYet, TryLater
 from clawstream.events import is_ours
+from clawstream.inference.clients import engine_client, engine_session
 from clawstream.inference.engine import EngineRefused, ScoreRequest, Scores, ServerInfo, VersionedEngine, served
 from clawstream.inference.http_borders import ASKING, PLAIN, bearer, parsed, read_body, read_error, shown
 from clawstream.inference.model_folder import difference, largest_token_id, too_small_for, vocabulary, vocabulary_sample
-from clawstream.inference.sglang import SglangEngine, engine_session
 
 CALLS_AT_ONCE = 64  # to the endpoint, by each judging process; with more, servers only queue them
 TEMPERATURE = 0.6  # votes of one case differ, and few are unreadable
@@ -323,8 +323,9 @@ async def teaching(settings: Settings, added_ids: Iterable[int]) -> AsyncIterato
     url, engine = settings.training.teacher, settings.engine
     assert url is not None, "settings with an engine for a teacher name it"
     async with engine_session(settings.teacher) as session, engine_session(engine) as of_policy:
-        asked = SglangEngine(session, url, control_s=TEACHER_CALL_TIMEOUT_S)
-        students = [SglangEngine(of_policy, url, control_s=TEACHER_CALL_TIMEOUT_S) for url in engine.addresses]
+        client = engine_client(engine)
+        asked = client(session, url, control_s=TEACHER_CALL_TIMEOUT_S)
+        students = [client(of_policy, url, control_s=TEACHER_CALL_TIMEOUT_S) for url in engine.addresses]
         policy = settings.policy
         found = TeacherClient(asked, students, policy_id=policy.id, by_key=policy.by_key)
         try:

@@ -19,8 +19,8 @@ from typing import Any
 import aiohttp
 
 from clawstream.config import LOOPBACK, KafkaSettings, PostgresSettings, Settings, dump, inherited_environment
+from clawstream.inference.http_engine import LOADS_WITHIN_S
 from clawstream.inference.model_folder import base_in, naming_event, refuse_other
-from clawstream.inference.sglang import LOADS_WITHIN_S
 from clawstream.local.running import Addresses, alone_on, announced, settings_file
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka

@@ -37,7 +37,7 @@ from clawstream.inference.engine import (
     policy_version,
     served,
 )
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.http_engine import HttpEngine
 from clawstream.refresh.asking import RefreshRequest
 from clawstream.rendering.renderer import ParsedAnswer
 from clawstream.stream.stage import now_ms
@@ -58,7 +58,7 @@ class Refresher:
 
     def __init__(
         self,
-        engines: Sequence[SglangEngine],
+        engines: Sequence[HttpEngine],
         reader: Reader,
         *,
         now_ms: Callable[[], int] = now_ms,

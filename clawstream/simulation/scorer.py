@@ -27,6 +27,7 @@ import typer
 from clawstream.config import PolicySettings
 from clawstream.errors import TryLater, first_of
 from clawstream.inference.engine import EngineRefused
+from clawstream.inference.http_engine import HttpEngine
 from clawstream.inference.sglang import SglangEngine
 from clawstream.simulation.everyday import GeneralQuestion, general
 from clawstream.simulation.marks import (
@@ -48,7 +49,7 @@ _SHORT_TOKENS: Final = 24  # of the answer to a question about a fact or a sum, 
 class Plausibility:
     """How likely the untrained model finds answers, at an engine that serves it."""
 
-    def __init__(self, engine: SglangEngine, base: Path) -> None:
+    def __init__(self, engine: HttpEngine, base: Path) -> None:
         from clawstream.rendering.renderer import PromptRenderer  # which takes seconds to import, for transformers
 
         self._engine, self._renderer = engine, PromptRenderer.of(PolicySettings(), base)

@@ -261,7 +261,8 @@ class ExchangeInProgress:
         It is known where all chunks name the attempt's weights: a chunk's tokens were sampled by the weights that it
         names or by older ones, and none by older ones than the attempt's.
         """
-        if self.attempt is None or {policy_version(name) for name in self.capture.named} != {self.attempt.weights}:
+        named = self.capture.named
+        if self.attempt is None or None in named or {policy_version(name) for name in named} != {self.attempt.weights}:
             return None
         return self.attempt.version
 

@@ -26,9 +26,11 @@ from clawstream.config import (
     inherited_environment,
 )
 from clawstream.events import PolicyActivated, policy_of_key
+from clawstream.inference.clients import engine_client, engine_session
 from clawstream.inference.engine import adapter_name
+from clawstream.inference.http_engine import HttpEngine
 from clawstream.inference.model_folder import ADAPTER_CONFIG
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.accounts import write_private
 from clawstream.local.servers.kafka import EmbeddedKafka
 from clawstream.local.servers.server_process import HOST, answers, reserved
@@ -98,7 +100,7 @@ class CheckpointScoring:
     async def _served(
         self, folder: Path, version: int, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path,
         adapted: bool,
-    ) -> AsyncIterator[SglangEngine]:  # fmt: skip
+    ) -> AsyncIterator[HttpEngine]:  # fmt: skip
         """An engine that serves the weights in `folder`: a fresh one here, or a person's, lent for the block."""
         if self.own is None or not self.own.engine.urls:
             with reserved() as port:
@@ -107,13 +109,13 @@ class CheckpointScoring:
                 yield engine
             return
         async with lent(self.own.engine, base), engine_session(self.own.engine) as session:
-            engine = SglangEngine(session, self.own.engine.urls[0])
+            lent_engine = engine_client(self.own.engine)(session, self.own.engine.urls[0])
             if folder != base:
-                await engine.update_weights(str(await asyncio.to_thread(folder.absolute)), str(version))
-            yield engine
+                await lent_engine.update_weights(str(await asyncio.to_thread(folder.absolute)), str(version))
+            yield lent_engine
 
     async def _untrained(
-        self, engine: SglangEngine, served: Path, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path
+        self, engine: HttpEngine, served: Path, supervisor: Supervisor, http: aiohttp.ClientSession, *, base: Path
     ) -> str | None:
         """Return the address of an engine that also serves the untrained model; None: nobody asks for it."""
         if not self.cast.everyday or self.graded_by is not None:
@@ -125,7 +127,7 @@ class CheckpointScoring:
             await supervisor.start([_engine(base, 0, http, url, adapted=False, name="untrained")])
         return url
 
-    async def _load(self, engine: SglangEngine, policy_id: str, checkpoint: Path, version: int) -> None:
+    async def _load(self, engine: HttpEngine, policy_id: str, checkpoint: Path, version: int) -> None:
         """Have the engine serve the adapter, and write that to the log, where the gateway reads it."""
         policy_id = policy_of_key(policy_id, self.key)
         name = adapter_name(policy_id, version)
@@ -175,7 +177,7 @@ async def room(
         )  # fmt: skip
 
 
-async def _perplexity(engine: SglangEngine, model: Path, adapter: str | None) -> float:
+async def _perplexity(engine: HttpEngine, model: Path, adapter: str | None) -> float:
     """Return the perplexity of a text that nobody speaks of in a run."""
     from clawstream.rendering.encoding import load_tokenizer  # which takes seconds to import, for transformers
 

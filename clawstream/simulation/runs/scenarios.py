@@ -22,8 +22,9 @@ from typing import TypeVar
 from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingSettings
 from clawstream.config.training import OF_REWARDS
 from clawstream.errors import TryLater
+from clawstream.inference.clients import engine_client, engine_session
 from clawstream.inference.engine import EngineRefused
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.http_engine import HttpEngine
 from clawstream.simulation.everyday import personas as everyday_personas
 from clawstream.simulation.opinions import HINTS, Control, Wish
 from clawstream.simulation.problems import SUBJECTS, UNRELATED, Sum, SumSet, all_of, scored
@@ -356,7 +357,7 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
     does not answer at the end, or refuses, is logged, and the others are given back.
     """
     async with engine_session(engine) as http:
-        engines = [SglangEngine(http, url) for url in engine.urls]
+        engines = [engine_client(engine)(http, url) for url in engine.urls]
         known = [set(await one.lora_adapters()) for one in engines]
         for one in engines:
             await _reset(one, base)
@@ -372,13 +373,13 @@ async def lent(engine: EngineSettings, base: Path) -> AsyncIterator[None]:
                     )
 
 
-async def _give_back(engine: SglangEngine, base: Path, before: set[str]) -> None:
+async def _give_back(engine: HttpEngine, base: Path, before: set[str]) -> None:
     for name in set(await engine.lora_adapters()) - before:
         await engine.unload_lora_adapter(name)
     await _reset(engine, base)
 
 
-async def _reset(engine: SglangEngine, base: Path) -> None:
+async def _reset(engine: HttpEngine, base: Path) -> None:
     await engine.pause(retract=True)
     try:
         await engine.update_weights(str(await asyncio.to_thread(base.absolute)), BASE_VERSION, flush_cache=True)

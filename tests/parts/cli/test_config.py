@@ -23,12 +23,12 @@ def every_setting() -> Iterator[tuple[str, FieldInfo]]:
             yield name, field
 
 
-# 79, and eleven that nothing else says: how much thinking counts that no judge saw (w_thinking), the original's losses
+# 79, and twelve that nothing else says: how much thinking counts that no judge saw (w_thinking), the original's losses
 # in one word (recipe), how many unseen answers keeping may cost (rehearsal_share), when a step is taken (cadence), who
 # learns together (adapters), which of the hints that were offered is learned (hint_choice), whether a judge thinks,
-# above which number a reward model means a good answer, and which service trains elsewhere: its address, its key, and
-# what it calls the base.
-MOST = 90
+# above which number a reward model means a good answer, whether the engines are SGLang's or vLLM's (dialect), and which
+# service trains elsewhere: its address, its key, and what it calls the base.
+MOST = 91
 SETTINGS = dict(every_setting())
 
 

@@ -41,13 +41,22 @@ def make_model(
     layers: int = 2,
     context_length_tokens: int = 2048,
     feed_forward: int = 64,
+    tied: bool = True,
 ) -> Path:
-    """A model folder that transformers, the CPU engine and SGLang load; equal seeds give equal weights."""
+    """A model folder that transformers, the CPU engine and SGLang load, and vLLM with a head of 32.
+
+    Equal seeds give equal weights.
+    """
     import torch
     from transformers import Qwen3ForCausalLM
 
     config = make_config(
-        folder, width=width, layers=layers, context_length_tokens=context_length_tokens, feed_forward=feed_forward
+        folder,
+        width=width,
+        layers=layers,
+        context_length_tokens=context_length_tokens,
+        feed_forward=feed_forward,
+        tied=tied,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -57,7 +66,13 @@ def make_model(
 
 
 def make_config(
-    folder: Path, *, width: int = 32, layers: int = 2, context_length_tokens: int = 2048, feed_forward: int = 64
+    folder: Path,
+    *,
+    width: int = 32,
+    layers: int = 2,
+    context_length_tokens: int = 2048,
+    feed_forward: int = 64,
+    tied: bool = True,
 ) -> Qwen3Config:
     """A model folder without weights, for whoever only renders prompts; torch is not asked for."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +86,7 @@ def make_config(
         num_key_value_heads=2,
         head_dim=width // 4,
         max_position_embeddings=context_length_tokens,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         initializer_range=0.2,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,

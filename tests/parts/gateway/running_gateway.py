@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import aiohttp
 
@@ -138,6 +138,7 @@ async def running_gateway(
     bounds: Bounds = BOUNDS,
     samples: SamplesSettings | None = None,
     adapters: str = "shared",
+    dialect: Literal["sglang", "vllm"] = "sglang",
     context_length_tokens: int = 2048,
     **gateway: Any,
 ) -> AsyncIterator[RunningGateway]:
@@ -159,7 +160,7 @@ async def running_gateway(
         client = await stack.enter_async_context(aiohttp.ClientSession())
         settings = Settings(
             data_dir=data_dir or own,
-            engine=EngineSettings(urls=tuple(engine_urls) or (engine_url,), model_path=folder),
+            engine=EngineSettings(urls=tuple(engine_urls) or (engine_url,), dialect=dialect, model_path=folder),
             policy=PolicySettings(renderer="qwen3", adapters=adapters),
             gateway=GatewaySettings(port=0, **gateway),
             samples=samples or SamplesSettings(),

@@ -10,8 +10,9 @@ import pytest
 
 from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
+from clawstream.inference.clients import engine_session
 from clawstream.inference.engine import Chunk, EngineRefused, GenerateRequest, SamplingParams
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.sglang import SglangEngine
 from tests.rogue import Rogue, drip, head, piece, pour, rogue
 
 REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=8, stop=("end",)))

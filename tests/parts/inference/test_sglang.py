@@ -14,8 +14,9 @@ from pydantic import SecretStr
 
 from clawstream.config import EngineSettings
 from clawstream.errors import TryLater
+from clawstream.inference.clients import engine_session
 from clawstream.inference.engine import EngineRefused, GenerateRequest, SamplingParams
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.sglang import SglangEngine
 from tests.fakes.scripted_engine import Fault, ScriptedAnswer, ScriptedBackend, counting, serving
 
 REQUEST = GenerateRequest(input_ids=[1, 2, 3], sampling=SamplingParams(max_new_tokens=8))

@@ -19,7 +19,7 @@ from clawstream.config import (
     WeightsSettings,
 )
 from clawstream.errors import PartUnavailable
-from clawstream.inference.sglang import LOADS_WITHIN_S
+from clawstream.inference.http_engine import LOADS_WITHIN_S
 from clawstream.local import installation
 from clawstream.local.installation import STAGES, _stages, _with_database, _with_ports
 from clawstream.local.servers.kafka import EmbeddedKafka

@@ -41,8 +41,8 @@ def sglang_installation() -> SglangInstallation:
             partial.touch()
             print(f"tests: installing SGLang {VERSION} into {folder} (10 GB, once)", file=sys.stderr, flush=True)
             uv = ("uv",) if shutil.which("uv") else (sys.executable, "-m", "uv")
-            _run((*uv, "venv", "-q", "--clear", "--python", "3.11", str(folder / "venv")))
-            _run(
+            run((*uv, "venv", "-q", "--clear", "--python", "3.11", str(folder / "venv")))
+            run(
                 (*uv, "pip", "install", "-q", "--compile-bytecode", "--python", str(found.python), f"sglang=={VERSION}")
             )
             partial.unlink()
@@ -64,20 +64,21 @@ def _build_stub(installed: SglangInstallation) -> None:
     names = sorted(set(_driver_names(installed.python)))
     source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names))
     partial = installed.stub / "libcuda.partial"
-    _run(("gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(partial), str(source)))
+    run(("gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(partial), str(source)))
     partial.rename(installed.stub / "libcuda.so.1")
 
 
 def _driver_names(python: Path) -> Iterator[str]:
-    site = _run((str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")).strip()
+    site = run((str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")).strip()
     libraries_of_cuda = ("cuda", "cublas", "cusolver", "cufft", "curand", "cusparse", "cupti", "cudnn")
     for library in Path(site, "sgl_kernel").rglob("*.so"):
-        for name in _DRIVER.findall(_run(("nm", "-D", "--undefined-only", str(library)))):
+        for name in _DRIVER.findall(run(("nm", "-D", "--undefined-only", str(library)))):
             if not name.startswith(libraries_of_cuda):
                 yield name
 
 
-def _run(command: Sequence[str]) -> str:
+def run(command: Sequence[str]) -> str:
+    """What the command printed; raises RuntimeError with its complaint where it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_WITHIN_S)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stderr[-2000:]}")

@@ -36,21 +36,22 @@ def sglang_engine(model: Path, port: int, *arguments: str) -> Iterator[str]:
     # Schedulers and detokenizer are processes of their own in its group, which the leash ends as a whole.
     server = ServerProcess(command, folder=model.parent, log=log, grace_s=_GRACE_S)
     try:
-        _wait_until_ready(server, port)
+        wait_until_ready(server, port)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.stop()
 
 
-def _wait_until_ready(server: ServerProcess, port: int) -> None:
+def wait_until_ready(server: ServerProcess, port: int, name: str = "SGLang") -> None:
+    """Return once its health is good; raises AssertionError with the end of its log."""
     end = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < end:
         if (status := server.exit_status()) is not None:
-            raise AssertionError(f"SGLang ended with {status}:\n{server.log_tail(30)}")
+            raise AssertionError(f"{name} ended with {status}:\n{server.log_tail(30)}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.25)
-    raise AssertionError(f"no SGLang on port {port} after {READY_WITHIN_S:g} s:\n{server.log_tail(30)}")
+    raise AssertionError(f"no {name} on port {port} after {READY_WITHIN_S:g} s:\n{server.log_tail(30)}")

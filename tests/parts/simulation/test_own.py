@@ -9,7 +9,8 @@ from typing import Literal
 import pytest
 
 from clawstream.config import EngineSettings, Settings, TrainingSettings, load
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.clients import engine_session
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
 from clawstream.simulation.learn.scoring import room
 from clawstream.simulation.roles import BY_CODE, Roles

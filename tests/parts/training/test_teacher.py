@@ -19,8 +19,9 @@ from clawstream.events import (
     VerdictReached,
     float32,
 )
+from clawstream.inference.clients import engine_session
 from clawstream.inference.judge_client import TeacherClient
-from clawstream.inference.sglang import SglangEngine, engine_session
+from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
 from clawstream.samples.joining import SampleRules, TeacherRule
 from clawstream.samples.stage import asking_stage, samples_stage

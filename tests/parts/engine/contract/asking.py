@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clawstream.inference.engine import Chunk, Finish, GenerateRequest, SamplingParams, WeightsSpan
-from clawstream.inference.sglang import SglangEngine
+from clawstream.inference.http_engine import HttpEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def asking(
     return GenerateRequest(input_ids=input_ids, sampling=sampling, extra_key=extra_key, rid=rid, lora_name=lora_name)
 
 
-async def answer(engine: SglangEngine, request: GenerateRequest) -> Answered:
+async def answer(engine: HttpEngine, request: GenerateRequest) -> Answered:
     """The whole answer to a request."""
     return whole([chunk async for chunk in engine.generate(request)])
 

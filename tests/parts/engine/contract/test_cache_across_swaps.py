@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,25 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from clawstream.inference.engine import Chunk
-from tests.parts.engine.conftest import NUM_ROWS, ON_SGLANG, Subject
+from tests.parts.engine.conftest import COMPUTING, NUM_ROWS, ON_SGLANG, Subject
 from tests.parts.engine.contract.asking import Answered, answer, asking, whole
 
 PROMPT = tuple(range(40, 104)) * 2
-COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 # Float32 on both sides: SGLang is 7e-7 nats away from transformers, and 3 nats where it reads stale keys.
 CLOSE = 2e-4
 FAR = 0.05
 ROW_TOKENS = 300  # a row is taken for longer than a busy machine needs to come to the pause
 
 
-@pytest.fixture(scope="module")
-def renewed(models: tuple[Path, Path]) -> Any:
+@pytest.fixture
+def renewed(subject: Subject) -> Any:
     """The second model as transformers runs it: what an engine says that never had other weights."""
-    return AutoModelForCausalLM.from_pretrained(models[1], dtype=torch.float32).eval()
+    return _loaded(subject.other_model)
+
+
+@cache
+def _loaded(model: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
 async def swap(subject: Subject, *, afresh: bool = False) -> None:
@@ -74,7 +79,7 @@ async def test_old_key_after_a_swap_gives_nothing_of_the_older_weights(subject: 
     assert distance(told, renewed) < CLOSE
 
 
-@pytest.mark.parametrize("subject", COMPUTING[1:], indirect=True)
+@pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
 async def test_old_key_after_a_swap_is_a_trap_on_sglang(subject: Subject, renewed: Any) -> None:
     await answer(subject.engine, asking(PROMPT, 8, extra_key="1"))
     await swap(subject)
@@ -87,7 +92,7 @@ async def test_old_key_after_a_swap_is_a_trap_on_sglang(subject: Subject, renewe
     assert max(abs(a - b) for a, b in zip(scores, expected, strict=True)) > FAR
 
 
-@pytest.mark.parametrize("subject", COMPUTING[1:], indirect=True)
+@pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
 async def test_first_chunk_tells_that_a_request_under_the_old_key_met_the_swap(subject: Subject) -> None:
     await answer(subject.engine, asking(PROMPT, 1, extra_key="1"))
     before = await first_chunk(subject, extra_key="1")

@@ -5,17 +5,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from clawstream.events import ExchangeCompleted
-from tests.parts.engine.conftest import ON_SGLANG, Subject
+from tests.parts.engine.conftest import COMPUTING, Subject
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 from tests.sessions import history
 
-COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 pytestmark = pytest.mark.parametrize("subject", COMPUTING, indirect=True)
 
 
 @pytest.fixture
 async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
+    async with running_gateway(subject.model, engine_urls=(subject.url,), dialect=subject.dialect) as found:
         await until(found.ready)
         yield found
 

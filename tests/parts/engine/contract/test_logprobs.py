@@ -7,16 +7,15 @@ import openai
 import pytest
 
 from clawstream.events import ExchangeCompleted
-from tests.parts.engine.conftest import ON_SGLANG, Subject
+from tests.parts.engine.conftest import COMPUTING, Subject
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 
-COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 pytestmark = pytest.mark.parametrize("subject", COMPUTING, indirect=True)
 
 
 @pytest.fixture
 async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
+    async with running_gateway(subject.model, engine_urls=(subject.url,), dialect=subject.dialect) as found:
         await until(found.ready)
         yield found
 

@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import orjson
+
 from clawstream.events import PolicyRejected
 from clawstream.weights.stage import keep_current
 from tests.parts.engine.conftest import Subject
@@ -17,7 +19,8 @@ PROMPT = tuple(range(40, 60))
 async def test_weights_of_another_model_are_refused_and_the_next_version_is_taken_over(
     subject: Subject, tmp_path: Path
 ) -> None:
-    wider = make_model(tmp_path / "wider", width=64)
+    ours = orjson.loads((subject.model / "config.json").read_bytes())
+    wider = make_model(tmp_path / "wider", width=64, tied=ours["tie_word_embeddings"])
     before = await answer(subject.engine, asking(PROMPT))
     log, stop = PolicyTopic(published(2, str(wider))), asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
@@ -29,6 +32,7 @@ async def test_weights_of_another_model_are_refused_and_the_next_version_is_take
         stop.set()
     [refusal] = log.said(PolicyRejected)
     assert isinstance(refusal, PolicyRejected)
-    assert "model.embed_tokens.weight: found F32 [265, 64], expected F32 [265, 32]" in refusal.reason
+    first = "model.embed_tokens" if ours["tie_word_embeddings"] else "lm_head"
+    assert f"{first}.weight: found F32 [265, 64], expected F32 [265, {ours['hidden_size']}]" in refusal.reason
     assert after.token_ids == before.token_ids
     assert await subject.engine.weight_version() == "3"

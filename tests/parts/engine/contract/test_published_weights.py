@@ -7,7 +7,7 @@ import pytest
 from clawstream.config import TrainingSettings
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
-from tests.parts.engine.conftest import Subject
+from tests.parts.engine.conftest import ON_VLLM, Subject
 from tests.parts.training import tiny
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def says(trainer: Trainer) -> list[float]:
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4], ids=["all weights", "adapter"])
-@pytest.mark.parametrize("subject", ["cpu"], indirect=True)
+@pytest.mark.parametrize("subject", ["cpu", pytest.param("vllm", marks=ON_VLLM)], indirect=True)
 async def test_a_published_version_changes_the_engines_logprobs_by_what_the_trainer_says(
     subject: Subject, tmp_path: Path, lora_rank: int | None
 ) -> None:

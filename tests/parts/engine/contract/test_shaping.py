@@ -17,13 +17,12 @@ from clawstream.inference.dialect import Call, TokenDelta
 from clawstream.inference.engine import GenerateRequest, SamplingParams
 from clawstream.local.engine.rows import Job
 from clawstream.local.engine.sampling import draw, shaped
-from tests.parts.engine.conftest import ON_SGLANG, Subject
+from tests.parts.engine.conftest import COMPUTING, Subject
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway, until
 
 LOGITS = [2.0, -1.0, 0.5, 0.0]
 PROMPT = (3, 3)
 END = 2
-COMPUTING = ["cpu", pytest.param("sglang", marks=ON_SGLANG)]
 
 
 class Deaf:
@@ -94,7 +93,7 @@ def test_less_likely_tokens_than_min_p_allows_are_not_drawn() -> None:
 
 @pytest.fixture
 async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
+    async with running_gateway(subject.model, engine_urls=(subject.url,), dialect=subject.dialect) as found:
         await until(found.ready)
         yield found
 

@@ -20,6 +20,7 @@ from clawstream.events import (
     VersionSpan,
 )
 from clawstream.gateway.http.connection import Bounds
+from clawstream.inference.dialect import read_chunk
 from clawstream.stream.log import Sealed
 from clawstream.stream.stage import Record
 from clawstream.stream.topics import EXCHANGES, FEEDBACK
@@ -311,6 +312,22 @@ async def test_what_a_gone_client_was_sent_is_recorded_with_its_failure(gateway:
     assert failed.versions == (VersionSpan(policy_version=0, num_tokens=len(failed.output_ids)),)
     assert failed.sampling is not None
     assert await gateway.recorded(ExchangeCompleted, at_least=0) == []
+
+
+async def test_what_a_gone_client_was_sent_has_no_version_where_no_chunk_named_the_weights(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nameless = read_chunk
+    monkeypatch.setattr(
+        "clawstream.inference.sglang.read_chunk", lambda element: nameless(element)._replace(weight_version=None)
+    )
+    gateway.say("x" * 500)
+    gateway.engine.token_delay_s = 0.01
+    async with gateway.asking(BODY) as answer:
+        await answer.content.readuntil(b'"content":"x"')
+    (failed,) = await gateway.recorded(ExchangeFailed)
+    assert failed.message is not None
+    assert failed.versions is None
 
 
 async def test_a_gone_client_that_waited_for_the_whole_was_sent_nothing(gateway: RunningGateway) -> None:

@@ -1,20 +1,20 @@
-"""The gateway over a real SGLang: what the client saw, what the log holds and what the engine computes are one."""
+"""The gateway over real engines: what the client saw, what the log holds and what the engine computes are one."""
 
 from collections.abc import AsyncIterator
 
 import pytest
 
 from clawstream.events import ExchangeCompleted
-from tests.parts.engine.conftest import ON_SGLANG, Subject
+from tests.parts.engine.conftest import COMPUTING, Subject
 from tests.parts.gateway.running_gateway import QUESTION, RunningGateway, running_gateway, until
 from tests.sessions import history, user
 
-pytestmark = pytest.mark.parametrize("subject", [pytest.param("sglang", marks=ON_SGLANG)], indirect=True)
+pytestmark = pytest.mark.parametrize("subject", COMPUTING[1:], indirect=True)
 
 
 @pytest.fixture
 async def gateway(subject: Subject) -> AsyncIterator[RunningGateway]:
-    async with running_gateway(subject.model, engine_urls=(subject.url,)) as found:
+    async with running_gateway(subject.model, engine_urls=(subject.url,), dialect=subject.dialect) as found:
         await until(found.ready)
         yield found
 
