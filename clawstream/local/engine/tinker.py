@@ -198,7 +198,10 @@ class TinkerBackend:
         self._resumed.set()
 
     async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
-        del version, abort_all
+        if abort_all:
+            self.abort(None)
+        if version == BASE and Path(path) == self._folder:  # as it has been since the start
+            return CommandResult(success=True, message=f"Weight version is {BASE}.")
         return CommandResult(
             success=False, message=f"{path}: a Tinker service trains adapters; whole weights can't be taken over"
         )

@@ -141,6 +141,15 @@ async def test_what_the_service_can_t_sample_is_refused(subject: Subject, wanted
         await subject.engine.update_weights(str(subject.model), "1")
 
 
+async def test_the_base_is_taken_over_as_it_is(subject: Subject) -> None:
+    """The weights stage brings a fresh engine up to date, also to version 0."""
+    await subject.engine.pause()
+    await subject.engine.update_weights(str(subject.model), "0")
+    await subject.engine.resume()
+    assert await subject.engine.weight_version() == "0"
+    assert len((await answer(subject.engine)).token_ids) == 6
+
+
 async def test_a_service_that_is_away_drops_the_request_and_is_asked_until_it_is_back(subject: Subject) -> None:
     subject.fake.fails = APIConnectionError("refused")
     with pytest.raises(TryLater):

@@ -1,7 +1,7 @@
 """SkyRL's Tinker server in an environment of its own, and the SDK of its time: a service that trains, on the CPU.
 
-SkyRL 0.3 is the newest that runs on Python 3.11, and speaks to the SDK before 0.19. It imports torch, uses none of it on
-a CPU, and is lent ours. The processes that speak to it find the SDK in a folder before all others.
+SkyRL 0.3 is the newest that runs on Python 3.11, and speaks to the SDK before 0.19. It imports torch, uses none of it
+on a CPU, and is lent ours. The processes that speak to it find the SDK in a folder before all others.
 """
 
 import contextlib
