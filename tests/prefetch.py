@@ -17,6 +17,7 @@ import psutil
 from clawstream.errors import PartUnavailable
 from tests.parts.sglang.installation import sglang_installation
 from tests.system.clients import javascript, python
+from tests.system.containers import images
 from tests.system.openclaw.client import openclaw_installation
 
 INSTALLS: dict[str, tuple[Callable[[], object], ...]] = {
@@ -24,6 +25,7 @@ INSTALLS: dict[str, tuple[Callable[[], object], ...]] = {
     "openclaw": (openclaw_installation,),
     "node": (javascript.openai, javascript.ai_sdk),
     "sdks": (python.install,),
+    "containers": (images.all_of_them,),
 }
 
 
