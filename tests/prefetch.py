@@ -18,6 +18,7 @@ from clawstream.errors import PartUnavailable
 from tests.parts.sglang.installation import sglang_installation
 from tests.parts.vllm.installation import vllm_installation
 from tests.system.clients import javascript, python, skyrl
+from tests.system.containers import images
 from tests.system.openclaw.client import openclaw_installation
 
 INSTALLS: dict[str, tuple[Callable[[], object], ...]] = {
@@ -26,6 +27,7 @@ INSTALLS: dict[str, tuple[Callable[[], object], ...]] = {
     "openclaw": (openclaw_installation,),
     "node": (javascript.openai, javascript.ai_sdk),
     "sdks": (python.install, skyrl.installation),
+    "containers": (images.all_of_them,),
 }
 
 

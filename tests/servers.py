@@ -27,6 +27,7 @@ KAFKA_IMAGE = "apache/kafka:4.1.0"
 POSTGRES_IMAGE = "postgres:17"
 READY_WITHIN_S = 90.0
 CONFIGURED_WITHIN_S = 15.0
+ENGINE_WITHIN_S = 20  # podman looks its own packages up before it tells its version
 
 
 @contextmanager
@@ -109,7 +110,7 @@ def docker_answers() -> bool:
         # Where no engine is, docker leaves its sockets to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         try:
-            client = docker.from_env(timeout=2)
+            client = docker.from_env(timeout=ENGINE_WITHIN_S)
         except docker.errors.DockerException:
             client = None
         gc.collect()

@@ -118,6 +118,7 @@ def _by_role(body: dict[str, object], role: str) -> str:
 
 def main(
     port: Annotated[int, typer.Option(help="0: any free one", min=0, max=65535)] = 0,
+    host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     wrong_share: Annotated[float, typer.Option(help="share of votes that are wrong", min=0, max=1)] = 0.1,
     together_share: Annotated[
         float, typer.Option(help="share of turns on which all votes are wrong, or none", min=0, max=1)
@@ -128,7 +129,7 @@ def main(
     scenario: Annotated[str, typer.Option(help=f"whose people it reads: {', '.join((*_PEOPLE, STEPS))}")] = "student",
     control: Annotated[Control | None, typer.Option(help="answer something else than the prompt's reaction")] = None,
 ) -> None:
-    """Serve the simulated judge on 127.0.0.1 until a signal comes."""
+    """Serve the simulated judge until a signal comes."""
     if scenario not in (*_PEOPLE, STEPS):
         print(
             f"scenario {scenario!r}: expected one of {', '.join((*_PEOPLE, STEPS))}. Nothing is served.",
@@ -144,8 +145,8 @@ def main(
         )
     )  # fmt: skip
     app = Service(controlled(judge, control, seed=seed), latency_ms).app()
-    listening = socket.create_server(("127.0.0.1", port))
-    print(orjson.dumps({"url": f"http://127.0.0.1:{listening.getsockname()[1]}/v1"}).decode(), flush=True)
+    listening = socket.create_server((host, port))
+    print(orjson.dumps({"url": f"http://{host}:{listening.getsockname()[1]}/v1"}).decode(), flush=True)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
     uvicorn.Server(config).run(sockets=[listening])
 

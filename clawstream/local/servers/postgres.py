@@ -16,8 +16,6 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Self
 
-import psutil
-
 from clawstream.errors import PartUnavailable
 from clawstream.local.servers import accounts
 from clawstream.local.servers.accounts import Identity, identity_for, identity_for_initdb
@@ -170,6 +168,8 @@ def _end_leftover(data: Path) -> None:
     pid = _line(state, 0)
     if pid is None:
         return
+    import psutil  # of the extra `local`; a gateway, which imports this module too, may run without it
+
     try:
         leftover = psutil.Process(int(pid))
         if leftover.name() == "postgres" and Path(leftover.cwd()) == data.resolve():

@@ -1,4 +1,7 @@
-"""What deploy/ says agrees with what the commands, the settings and the topics are. Nothing here starts a container."""
+"""What deploy/ says agrees with what the commands, the settings and the topics are.
+
+Nothing here starts a container: tests/system/containers does.
+"""
 
 import json
 import re
@@ -99,6 +102,15 @@ def test_every_variable_of_compose_is_a_setting(monkeypatch: pytest.MonkeyPatch)
     assert settings.engine.urls == ("http://engine:30010",)
     assert settings.gateway.api_key is not None
     assert settings.checkpoints_dir == Path("/checkpoints/policy")
+
+
+@pytest.mark.parametrize("part", [*STAGES, "prepare"])
+def test_each_part_of_compose_can_begin_with_the_settings_that_it_is_given(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in compose()[part]["environment"].items():
+        monkeypatch.setenv(name, str(value))
+    assert load(None).kafka.bootstrap == "kafka:9092"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

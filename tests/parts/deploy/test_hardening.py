@@ -167,8 +167,9 @@ def test_every_image_of_others_can_be_pinned_by_its_digest() -> None:
         assert re.fullmatch(r"clawstream-\w+|\$\{\w+_IMAGE:-[^}]+\}", image), image
     listed = {one["name"] for one in document((KUBERNETES / "kustomization.yaml").read_text())["images"]}
     assert {re.split("[:@]", pod["containers"][0]["image"])[0] for _, pod in pods()} == listed
-    froms = re.findall(r"^FROM (\S+)", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
-    assert [one for one in froms if one != "base"] == ["${UV_IMAGE}", "${PYTHON_IMAGE}"]
+    froms = re.findall(r"^FROM (\S+) AS (\w+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    own = {"scratch", *(name for _, name in froms)}
+    assert [one for one, _ in froms if one not in own] == ["${UV_IMAGE}", "${PYTHON_IMAGE}"]
 
 
 def test_compose_confines_each_service_and_shares_nothing_with_the_machine() -> None:
@@ -182,6 +183,13 @@ def test_compose_confines_each_service_and_shares_nothing_with_the_machine() -> 
     assert composed()["networks"]["log"] == {"internal": True}
     assert {name for name, service in services.items() if "ports" in service} == {"gateway"}
     assert {name for name, found in services.items() if found["networks"] == ["log"]} >= {"kafka", "postgres"}
+
+
+def test_compose_limits_each_service_and_asks_for_the_health_of_each_that_goes_on() -> None:
+    for name, service in compose().items():
+        assert service["pids_limit"], name
+        assert ("mem_limit" in service) is (name not in ("engine", "judge")), name  # a GPU's server takes what it needs
+        assert service["healthcheck"].get("test") or name == "prepare", name
 
 
 def test_compose_has_no_default_password_and_gives_each_to_those_who_need_it() -> None:

@@ -15,10 +15,11 @@ from clawstream.simulation.runs.run import SCENARIO, Plan, simulate
 from tests.parts.engine.tiny_model import make_model
 from tests.system.clients import skyrl
 
-pytestmark = [pytest.mark.sdks, pytest.mark.timeout(1500)]  # what jax compiles for the first time takes minutes
+pytestmark = pytest.mark.timeout(1500)  # what jax compiles for the first time takes minutes
 SCRIPT = Path(__file__).with_name("tinker_on_service.py")
 
 
+@pytest.mark.sdks
 def test_a_step_a_snapshot_and_a_resumed_state_are_as_the_contract_says(tmp_path: Path) -> None:
     """What the stand-in for the SDK does in the quick tests, a real one does too."""
     base = make_model(tmp_path / "base", seed=0)
@@ -38,6 +39,7 @@ def test_a_step_a_snapshot_and_a_resumed_state_are_as_the_contract_says(tmp_path
     assert found["grad_norm"] > 0
 
 
+@pytest.mark.rebuild
 async def test_a_policy_learns_from_people_by_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole installation with no weights of its own: versions are served by name, and the score rises."""
     base = base_policy(accounts.cache_folder())
