@@ -17,9 +17,10 @@ import psutil
 from clawstream.errors import PartUnavailable
 from tests.parts.sglang.installation import sglang_installation
 from tests.parts.vllm.installation import vllm_installation
-from tests.system.clients import javascript, python, skyrl
+from tests.system.clients import javascript, python
 from tests.system.containers import images
 from tests.system.openclaw.client import openclaw_installation
+from tests.system.tinker import skyrl
 
 INSTALLS: dict[str, tuple[Callable[[], object], ...]] = {
     "sglang": (sglang_installation,),

@@ -1,7 +1,7 @@
 """The Tinker SDK's surface over a model in this process: what the trainer and the engine call of it, and its errors.
 
 It computes with our torch model, so that a test compares the service's trainer with the local one number by number. The
-same checks run against a real server by the real SDK in tests/system/clients/test_tinker.py. Scores are at temperature
+same checks run against a real server by the real SDK in tests/system/tinker/test_service.py. Scores are at temperature
 1, also of answers that were sampled at another, as SkyRL's server tells them.
 """
 

@@ -13,10 +13,10 @@ from clawstream.simulation.policy.recipe import base_policy
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import SCENARIO, Plan, simulate
 from tests.parts.engine.tiny_model import make_model
-from tests.system.clients import skyrl
+from tests.system.tinker import skyrl
 
 pytestmark = pytest.mark.timeout(1500)  # what jax compiles for the first time takes minutes
-SCRIPT = Path(__file__).with_name("tinker_on_service.py")
+SCRIPT = Path(__file__).with_name("on_service.py")
 
 
 @pytest.mark.sdks
