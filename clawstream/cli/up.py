@@ -87,10 +87,10 @@ def up(
     named = None if settings.training.by_service else which_model(model, settings.engine)
     refuse_what_is_missing(settings)
     if named is None:
-        from clawstream.inference.tinker_service import TinkerService, with_base
+        from clawstream.inference.tinker_service import key_for, with_base
 
+        key_for(settings)  # without an SDK or a key nothing is fetched or started
         model_path, settings = with_base(settings, model)
-        TinkerService(settings)  # without an SDK or a key nothing is started
     elif isinstance(named, Path):
         model_path = checked_model(named)
     else:
@@ -110,7 +110,7 @@ def chosen(settings: Settings, backend: str | None, method: str | None) -> Setti
     try:
         asked = type(training)(**said | {key: value for key, value in wanted.items() if value is not None})
     except ValidationError as error:
-        why = "; ".join(str(one["msg"]) for one in error.errors())
+        why = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
         raise ConfigError(f"--backend and --method, with the settings' others: {why}. Nothing was started") from error
     return settings.model_copy(update={"training": asked})
 

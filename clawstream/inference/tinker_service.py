@@ -30,23 +30,11 @@ class TinkerService:
     """One session at a service for one base model; it lasts as long as the process."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ConfigError where the SDK or a key is missing. Nothing is asked yet."""
-        if find_spec("tinker") is None:
-            raise ConfigError(
-                'training.trainer = "tinker" needs the SDK, which is not installed. Nothing was started. Install '
-                "it: `uv sync --extra tinker`, or `pip install tinker`"
-            )
-        own = settings.tinker
-        key = own.api_key.get_secret_value() if own.api_key is not None else os.environ.get("TINKER_API_KEY")
-        if key is None and own.url is None:
-            raise ConfigError(
-                "tinker.api_key is not set, and the hosted service asks for one. Nothing was started. Set it, or the "
-                "variable TINKER_API_KEY; or name a service of your own in tinker.url"
-            )
+        """Raises what `key_for` raises. Nothing is asked yet."""
+        self._key, own = key_for(settings), settings.tinker
         self.url = own.url or "(the hosted one)"
         self._address = own.url
         self.base_model = own.model or str(settings.engine.base_policy)
-        self._key = key or _ANY_KEY
         self._client: Any = None
         self._making = Lock()
 
@@ -128,6 +116,23 @@ class TinkerService:
         if status in (400, 404, 422):
             return PartUnavailable(f"{found}. Nothing is trained. See tinker.model and tinker.url")
         return ServiceAway(f"{found}; asked again")
+
+
+def key_for(settings: Settings) -> str:
+    """Return the key to show the service; raises ConfigError where the SDK or a key is missing."""
+    if find_spec("tinker") is None:
+        raise ConfigError(
+            'training.trainer = "tinker" needs the SDK, which is not installed. Nothing was started. Install it: '
+            "`uv sync --extra tinker`, or `pip install tinker`"
+        )
+    own = settings.tinker
+    key = own.api_key.get_secret_value() if own.api_key is not None else os.environ.get("TINKER_API_KEY")
+    if key is None and own.url is None:
+        raise ConfigError(
+            "tinker.api_key is not set, and the hosted service asks for one. Nothing was started. Set it, or the "
+            "variable TINKER_API_KEY; or name a service of your own in tinker.url"
+        )
+    return key or _ANY_KEY
 
 
 def model_input(token_ids: Sequence[int]) -> Any:

@@ -28,7 +28,7 @@ from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import BETAS, MAX_GRAD_NORM, WEIGHT_DECAY, Trainer
 
 CLIPS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
-ADAM_EPS = 1e-8
+ADAM_EPS = 1e-12  # the API's own: a service may scale gradients down by as much as answers have tokens
 SNAPSHOT, STATE = "sampler_path", "state_path"  # where the service has a version, in its adapter_config.json
 
 
