@@ -69,7 +69,7 @@ def test_a_service_moves_the_policy_as_the_local_trainer_does(base: Path, change
         far = there.update(SAMPLES, version=version, seed=version)
         near = here.update(SAMPLES, version=version, seed=version)
         assert (far.num_samples, far.num_hinted, far.num_rewarded) == (6, near.num_hinted, near.num_rewarded)
-        assert far.loss.loss_nats == pytest.approx(near.loss.loss_nats, abs=1e-5)
+        assert far.loss.loss_nats == pytest.approx(near.loss.loss_nats, abs=1e-4)
         assert far.loss.kl_reference_nats == pytest.approx(near.loss.kl_reference_nats, abs=1e-5)
         assert far.mean_gap_nats == (
             None if near.mean_gap_nats is None else pytest.approx(near.mean_gap_nats, abs=1e-4)
