@@ -23,6 +23,7 @@ PRESENT_WITHIN_S = 15.0
 ANSWERS_WITHIN_S = 600.0  # an answer, or a request's place in the service's queue
 LOADS_WITHIN_S = 1800.0  # a model that nobody used for a while
 _WORDS = ("config.json", "generation_config.json", "tokenizer*", "*.jinja", "vocab.json", "merges.txt", "*.model")
+_UNKNOWN = (400, 404, 410)
 _ANY_KEY = "tml-none"  # the SDK asks for a key, a service of one's own may not
 
 
@@ -98,6 +99,8 @@ class TinkerService:
                 f"Tinker service {self.url}: no answer for {what} ({_words(error)}); asked again"
             ) from error
         except tinker.APIStatusError as error:
+            if error.status_code in _UNKNOWN:
+                self._client = None  # a service that was started again may not know the session
             raise self._refused(what, error.status_code, error) from error
         except (tinker.TinkerError, RuntimeError) as error:  # the SDK's own RuntimeError: an earlier request failed
             raise ServiceAway(f"Tinker service {self.url}: {what} failed ({_words(error)}); asked again") from error

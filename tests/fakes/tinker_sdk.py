@@ -51,22 +51,31 @@ class FakeTinker:
         self.fails: Exception | None = None
         self.calls: list[str] = []
         self.forget_values = 0  # log-probs that are left out of each answer
+        self.started = 0  # how often it was: sessions and clients of an earlier start are not known any more
         self.drift = 0.0  # added to every weight by a step, as no service takes a step twice to the same bits
 
-    def done(self, what: str, value: T) -> "Future[T]":
-        """Return a future of the value, or of the present failure."""
+    def done(self, what: str, value: T, *, since: int | None = None) -> "Future[T]":
+        """Return a future of the value, or of the failure that a client of that start has now."""
         self.calls.append(what)
         future: Future[T] = Future()
-        if self.fails is not None:
-            future.set_exception(self.fails)
+        try:
+            self.refuse(since)
+        except (TinkerError, OSError) as failure:
+            future.set_exception(failure)
         else:
             future.set_result(value)
         return future
 
-    def refuse(self) -> None:
-        """Raise the present failure, if any."""
+    def knows(self, since: int) -> bool:
+        """Whether a client of that start would get an answer now."""
+        return self.fails is None and since == self.started
+
+    def refuse(self, since: int | None = None) -> None:
+        """Raise the present failure, if any; so does a client of an earlier start."""
         if self.fails is not None:
             raise self.fails
+        if since not in (None, self.started):
+            raise APIStatusError("no such session", 404)
 
 
 class ServiceClient:
@@ -78,18 +87,19 @@ class ServiceClient:
         assert api_key.startswith("tml-"), "the SDK refuses any other key"
         self.base_url = base_url
         self.fake.refuse()
+        self._since = self.fake.started
 
     async def get_server_capabilities_async(self) -> object:
-        self.fake.refuse()
+        self.fake.refuse(self._since)
         return SimpleNamespace(supported_models=[])
 
     def create_lora_training_client(self, *, base_model: str, rank: int, seed: int) -> "TrainingClient":
         assert base_model == str(self.fake.base)
-        self.fake.refuse()
+        self.fake.refuse(self._since)
         return TrainingClient(self.fake, TorchModel.load(self.fake.base, lora_rank=rank, seed=seed), rank)
 
     def create_training_client_from_state_with_optimizer(self, path: str) -> "TrainingClient":
-        self.fake.refuse()
+        self.fake.refuse(self._since)
         if path not in self.fake.saved:
             raise APIStatusError("no such checkpoint", 404)
         rank, weights, optimizer = self.fake.saved[path]
@@ -101,7 +111,7 @@ class ServiceClient:
     def create_sampling_client(
         self, *, model_path: str | None = None, base_model: str | None = None
     ) -> "SamplingClient":
-        self.fake.refuse()
+        self.fake.refuse(self._since)
         if model_path is None:
             assert base_model == str(self.fake.base)
             return SamplingClient(self.fake, TorchModel.load(self.fake.base))
@@ -181,11 +191,12 @@ class SamplingClient:
 
     def __init__(self, fake: FakeTinker, model: TorchModel) -> None:
         self._fake, self._model = fake, model
+        self._since = fake.started
 
     def sample(self, *, prompt: Any, num_samples: int, sampling_params: Any) -> "Future[object]":
         assert num_samples == 1
-        if self._fake.fails is not None:
-            return self._fake.done("sample", None)
+        if not self._fake.knows(self._since):
+            return self._fake.done("sample", None, since=self._since)
         question = Suffix(tuple(prompt.ids), (0,), sampling_params.temperature)
         tokens = self._drawn(question, sampling_params)
         values = self._scored((*prompt.ids, *tokens), len(tokens))
@@ -209,8 +220,8 @@ class SamplingClient:
         return drawn
 
     def compute_logprobs(self, prompt: Any) -> "Future[list[float | None]]":
-        if self._fake.fails is not None:
-            return self._fake.done("compute_logprobs", [])
+        if not self._fake.knows(self._since):
+            return self._fake.done("compute_logprobs", [], since=self._since)
         values = self._scored(tuple(prompt.ids), len(prompt.ids) - 1)
         return self._fake.done("compute_logprobs", [None, *values][self._fake.forget_values :])
 

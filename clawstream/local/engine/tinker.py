@@ -51,6 +51,10 @@ class Snapshots:
         self._clients[name] = await asyncio.to_thread(self.service.sampler, snapshot)
         self.paths[name] = path
 
+    def ask_afresh(self, name: str | None) -> None:
+        """Have the next request make a new client of it: a service that was away may not know the old one's session."""
+        self._clients.pop(name, None)
+
     def unload(self, name: str) -> None:
         """Forget the adapter; requests that run under it end as they would have."""
         del self.paths[name]
@@ -116,6 +120,7 @@ class TinkerBackend:
             if call.request.sampling.max_new_tokens:
                 await self._sample(client, call, answer)
         except ClawstreamError as error:
+            self._snapshots.ask_afresh(call.request.lora_name)
             self._away(error)
             raise ConnectionDropped(str(error)) from error
         self._problem = None

@@ -163,6 +163,19 @@ async def test_a_service_that_is_away_drops_the_request_and_is_asked_until_it_is
     assert len((await answer(subject.engine)).token_ids) == 6
 
 
+async def test_a_service_that_was_started_again_is_asked_in_a_new_session(subject: Subject, tmp_path: Path) -> None:
+    await subject.engine.load_lora_adapter("policy-v1", str(version(subject, tmp_path / "v000001")))
+    before = [await answer(subject.engine, name) for name in (None, "policy-v1")]
+    subject.fake.started += 1
+    for name in (None, "policy-v1"):
+        with pytest.raises(TryLater):
+            await answer(subject.engine, name)
+    await subject.backend.look()
+    await subject.backend.look()
+    assert [await answer(subject.engine, name) for name in (None, "policy-v1")] == before
+    assert subject.backend.alive()
+
+
 async def test_too_few_log_probs_are_no_answer(subject: Subject) -> None:
     subject.fake.forget_values = 2
     with pytest.raises(TryLater):
