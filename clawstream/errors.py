@@ -19,6 +19,7 @@ ClawstreamError
 |   +-- UnusableExchange   an exchange that can't become a turn or a sample
 +-- StepRefused       a step's outcome is not published; the policy goes on from the version before
 +-- UnrenderableRequest  the template can't express a request; the client has to change it
++-- ServiceRefused     a service that trains and samples elsewhere refuses a request; it would be refused again
 +-- TooLate            the call's result is of no use any more; the call is given up
 +-- TryLater           a peer did not answer as it should; the same call may succeed later
     +-- NotYet             the peer is there, but its result is not
@@ -126,6 +127,10 @@ class TooLate(ClawstreamError):
 
 class NotYet(TryLater):
     """A peer answered, but its result is still to come: the peer does not count as away."""
+
+
+class ServiceRefused(ClawstreamError):
+    """A service that trains and samples elsewhere refuses this request; the same request would be refused again."""
 
 
 class ServiceAway(TryLater):

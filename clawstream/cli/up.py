@@ -112,7 +112,8 @@ def chosen(settings: Settings, backend: str | None, method: str | None) -> Setti
     except ValidationError as error:
         why = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
         raise ConfigError(f"--backend and --method, with the settings' others: {why}. Nothing was started") from error
-    return settings.model_copy(update={"training": asked})
+    changed = settings.model_copy(update={"training": asked})  # a service tells log-probs at temperature 1 alone
+    return changed.where_unset({"gateway": {"default_temperature": 1.0}}) if asked.by_service else changed
 
 
 def checked_model(folder: Path) -> Path:

@@ -73,7 +73,7 @@ class TokenDelta:
     """What is new of one answer and was not sent to the client yet; it grows until it is sent."""
 
     token_ids: list[int]
-    logprobs: list[float]
+    logprobs: list[float | None]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int

@@ -49,7 +49,10 @@ class Generation(Protocol):
     """One request under way."""
 
     async def next(self) -> TokenDelta:
-        """Wait for at least one token or the finish, and return what is new; not called after a finish."""
+        """Wait for at least one token or the finish, and return what is new; not called after a finish.
+
+        Raises RequestRefused where only the running request shows that it can't be.
+        """
 
     def cancel(self) -> None:
         """Stop the request and free its memory; harmless after its finish."""
@@ -208,7 +211,12 @@ async def _stream(body: GenerateBody, generations: list[Generation], send: Send)
         call, generation = body.calls[index], generations[index]
         finish = None
         while finish is None:
-            delta = await generation.next()
+            try:
+                delta = await generation.next()
+            except RequestRefused as refused:
+                event = b"data: " + orjson.dumps(_refusal(refused)) + b"\n\n"
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+                return
             finish = delta.finish
             element = write_delta(call, delta)
             if body.batch:
@@ -228,16 +236,24 @@ async def _stream(body: GenerateBody, generations: list[Generation], send: Send)
 async def _whole(body: GenerateBody, generations: list[Generation], scope: Scope, receive: Receive, send: Send) -> None:
     elements = []
     for call, generation in zip(body.calls, generations, strict=True):
-        total = await generation.next()
-        while total.finish is None:
-            total.absorb(await generation.next())
+        try:
+            total = await generation.next()
+            while total.finish is None:
+                total.absorb(await generation.next())
+        except RequestRefused as refused:
+            await refuse(str(refused), refused.status)(scope, receive, send)
+            return
         elements.append(write_delta(call, total))
     await answer(elements if body.batch else elements[0])(scope, receive, send)
 
 
-def _stream_refusal(refused: RequestRefused) -> Response:
+def _refusal(refused: RequestRefused) -> dict[str, object]:
     error = {"message": str(refused), "type": "invalid_request_error", "code": refused.status, "retryable": False}
-    content = b"data: " + orjson.dumps({"error": error}) + b"\n\ndata: [DONE]\n\n"
+    return {"error": error}
+
+
+def _stream_refusal(refused: RequestRefused) -> Response:
+    content = b"data: " + orjson.dumps(_refusal(refused)) + b"\n\ndata: [DONE]\n\n"
     return Response(content, media_type="text/event-stream")
 
 

@@ -8,22 +8,29 @@ the weights that one has never change, so its name tells which version sampled a
 import asyncio
 import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from clawstream.config import Settings
-from clawstream.errors import ClawstreamError, ConfigError, PartUnavailable, ServiceAway, UnusableCheckpoint
+from clawstream.errors import (
+    ClawstreamError,
+    ConfigError,
+    PartUnavailable,
+    ServiceAway,
+    ServiceRefused,
+    UnusableCheckpoint,
+)
 
 PRESENT_WITHIN_S = 15.0
 ANSWERS_WITHIN_S = 600.0  # an answer, or a request's place in the service's queue
 LOADS_WITHIN_S = 1800.0  # a model that nobody used for a while
 _WORDS = ("config.json", "generation_config.json", "tokenizer*", "*.jinja", "vocab.json", "merges.txt", "*.model")
-_UNKNOWN = (400, 404, 410)
+_GONE = 404
 _ANY_KEY = "tml-none"  # the SDK asks for a key, a service of one's own may not
 
 
@@ -36,7 +43,7 @@ class TinkerService:
         self.url = own.url or "(the hosted one)"
         self._address = own.url
         self.base_model = own.model or str(settings.engine.base_policy)
-        self._client: Any = None
+        self._client: Future[Any] | None = None
         self._making = Lock()
 
     def trainer(self, *, rank: int, seed: int, state: str | None) -> Any:
@@ -44,33 +51,36 @@ class TinkerService:
 
         Raises ServiceAway, or UnusableCheckpoint where the service does not have the state any more.
         """
-        with self._errors(state or self.base_model):
+        session = self._session()
+        with self._errors(state or self.base_model, makes=True):
             if state is not None:
-                return self._session().create_training_client_from_state_with_optimizer(state)
-            return self._session().create_lora_training_client(base_model=self.base_model, rank=rank, seed=seed)
+                return _made(session.create_training_client_from_state_with_optimizer(state))
+            return _made(session.create_lora_training_client(base_model=self.base_model, rank=rank, seed=seed))
 
     def sampler(self, snapshot: str | None) -> Any:
         """Return a client that samples by a saved adapter; None: by the base."""
-        with self._errors(snapshot or self.base_model):
+        session = self._session()
+        with self._errors(snapshot or self.base_model, makes=True):
             if snapshot is None:
-                return self._session().create_sampling_client(base_model=self.base_model)
-            return self._session().create_sampling_client(model_path=snapshot)
+                return _made(session.create_sampling_client(base_model=self.base_model))
+            return _made(session.create_sampling_client(model_path=snapshot))
 
     def value(self, future: Any, what: str, *, within_s: float = LOADS_WITHIN_S) -> Any:
         """Return the result of a future of the SDK."""
         with self._errors(what):
             return future.result(timeout=within_s)
 
-    async def awaited(self, future: Any, what: str, *, within_s: float = ANSWERS_WITHIN_S) -> Any:
-        """Return the result of a future of the SDK without blocking the event loop."""
+    async def awaited(self, ask: Callable[[], Any], what: str, *, within_s: float = ANSWERS_WITHIN_S) -> Any:
+        """Return the result of the SDK's future that `ask` returns, without blocking the event loop."""
         with self._errors(what):
             async with asyncio.timeout(within_s):
+                future = ask()
                 return await (asyncio.wrap_future(future) if isinstance(future, Future) else future)
 
     async def present(self) -> None:
         """Return if the service answers soon; else raise ServiceAway."""
-        session = await asyncio.to_thread(self._session)
-        await self.awaited(session.get_server_capabilities_async(), "a sign of life", within_s=PRESENT_WITHIN_S)
+        session = await asyncio.to_thread(self._session, PRESENT_WITHIN_S)
+        await self.awaited(session.get_server_capabilities_async, "a sign of life", within_s=PRESENT_WITHIN_S)
 
     def scored(self, sampler: Any, token_ids: Sequence[int], num_last: int) -> Any:
         """Return a future with the log-probs (temperature 1) of tokens, of which the last `num_last` are needed."""
@@ -79,16 +89,27 @@ class TinkerService:
             return sampler.compute_logprobs(prompt, prompt_logprobs_last_n=num_last)
         return sampler.compute_logprobs(prompt)
 
-    def _session(self) -> Any:
-        with self._making, self._errors("a session"):
-            if self._client is None:
-                import tinker
+    def _session(self, within_s: float = LOADS_WITHIN_S) -> Any:
+        """Return the session, which one thread at a time tries to open: the SDK tries for minutes."""
+        with self._making:
+            if self._client is None or (self._client.done() and self._client.exception() is not None):
+                self._client = Future()
+                Thread(target=self._open, args=(self._client,), daemon=True).start()
+            opening = self._client
+        with self._errors("a session", makes=True):
+            return opening.result(timeout=within_s)
 
-                self._client = tinker.ServiceClient(base_url=self._address, api_key=self._key)
-            return self._client
+    def _open(self, opening: "Future[Any]") -> None:
+        import tinker
+
+        try:
+            opening.set_result(tinker.ServiceClient(base_url=self._address, api_key=self._key))
+        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the session
+            opening.set_exception(error)
 
     @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
+    def _errors(self, what: str, *, makes: bool = False) -> Iterator[None]:
+        """Turn the SDK's errors into ours; `makes`: the call makes a session or a client, by what settings name."""
         import httpx
         import tinker
 
@@ -99,13 +120,15 @@ class TinkerService:
                 f"Tinker service {self.url}: no answer for {what} ({_words(error)}); asked again"
             ) from error
         except tinker.APIStatusError as error:
-            if error.status_code in _UNKNOWN:
+            if error.status_code == _GONE:
                 self._client = None  # a service that was started again may not know the session
-            raise self._refused(what, error.status_code, error) from error
+            raise self._refused(what, error.status_code, error, makes=makes) from error
         except (tinker.TinkerError, RuntimeError) as error:  # the SDK's own RuntimeError: an earlier request failed
+            if str(getattr(error, "category", "")).lower().endswith("user"):
+                raise self._refused(what, 400, error, makes=makes) from error
             raise ServiceAway(f"Tinker service {self.url}: {what} failed ({_words(error)}); asked again") from error
 
-    def _refused(self, what: str, status: int, error: Exception) -> ClawstreamError:
+    def _refused(self, what: str, status: int, error: Exception, *, makes: bool) -> ClawstreamError:
         found = f"Tinker service {self.url}: {what} was answered with {status} ({_words(error)})"
         if status in (401, 403):
             return ConfigError(f"{found}. Nothing is trained or sampled. Set tinker.api_key to a key in force")
@@ -116,9 +139,16 @@ class TinkerService:
                 f"{found}: the service does not have it any more. Nothing is trained. Go back to a version that it has "
                 "(clawstream policy rollback), or give the new policy an id of its own"
             )
-        if status in (400, 404, 422):
+        if status in (400, 404, 422) and makes:
             return PartUnavailable(f"{found}. Nothing is trained. See tinker.model and tinker.url")
+        if status in (400, 413, 422):
+            return ServiceRefused(found)
         return ServiceAway(f"{found}; asked again")
+
+
+def _made(client: Any) -> Any:
+    """Return the client that a call makes; newer SDKs return a future of it."""
+    return client.result(timeout=LOADS_WITHIN_S) if hasattr(client, "result") else client
 
 
 def key_for(settings: Settings) -> str:
@@ -166,15 +196,24 @@ def with_base(settings: Settings, model: str | None) -> tuple[Path, Settings]:
     `model` is a folder, or the service's name for the base, under which Hugging Face has both; None: as the settings
     say. Raises ConfigError where no base is named, PartUnavailable where its words can't be fetched.
     """
-    named = model or settings.tinker.model
-    if model is None and settings.engine.model_path is not None:
-        return words_of_base(settings.engine.model_path), settings
+    folder = settings.engine.model_path
+    named = model or (None if folder is None else str(folder)) or settings.tinker.model
     if named is None:
         raise ConfigError(
             "no base is named. Nothing was started. Give --model the service's name for it, as Qwen/Qwen3-8B, or a "
             "folder with its configuration and tokenizer"
         )
+    if settings.engine.urls:
+        raise ConfigError(
+            f"engine.urls names {', '.join(settings.engine.urls)}, and a Tinker service samples what it trains. Nothing "
+            "was started. Take engine.urls out, or name another trainer"
+        )
     if Path(named).is_dir():
+        if settings.tinker.url is None and settings.tinker.model is None:
+            raise ConfigError(
+                f"{named} is a folder, and the hosted service knows none. Nothing was started. Say in tinker.model "
+                "what it calls this base, as Qwen/Qwen3-8B"
+            )
         return words_of_base(Path(named)), settings
     tinker = settings.tinker.model_copy(update={"model": named})
     return words_of_base(_fetched(named, settings.cache_dir)), settings.model_copy(update={"tinker": tinker})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import GradientNotFinite, UnusableCheckpoint
+from clawstream.errors import GradientNotFinite, ServiceRefused, StepRefused, UnusableCheckpoint
 from clawstream.inference.model_folder import ADAPTER_CONFIG, fingerprint
 from clawstream.inference.tinker_service import TinkerService, last_logprobs, model_input
 from clawstream.training.gating import ends_of, written_answer
@@ -25,7 +25,7 @@ from clawstream.training.model import Model, TokenScores, Weights
 from clawstream.training.publishing import AnswerLikelihood, WrittenAnswer
 from clawstream.training.step.batch_loss import BatchLoss
 from clawstream.training.step.losses import Suffix
-from clawstream.training.step.trainer import BETAS, MAX_GRAD_NORM, WEIGHT_DECAY, Trainer
+from clawstream.training.step.trainer import BETAS, MAX_GRAD_NORM, WEIGHT_DECAY, StepSummary, Trainer
 
 CLIPS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 ADAM_EPS = 1e-12  # the API's own: a service may scale gradients down by as much as answers have tokens
@@ -37,6 +37,10 @@ def _refused(*_args: object, **_kwargs: object) -> NoReturn:
 
 
 _not_here: Any = _refused
+
+
+class _NotFinite(Exception):
+    """The derivative by a token's log-prob is not a finite number."""
 
 
 class TinkerModel(Model):
@@ -114,7 +118,7 @@ class TinkerModel(Model):
     def step(self, divisor: int, rate: float) -> float | None:
         """Take one step along the collected gradients; return their norm before clipping, where the service tells it.
 
-        Raises ValueError where a gradient is not finite; then nothing was sent.
+        Where all are 0 there is no step. Raises _NotFinite; then nothing was sent.
         """
         from tinker import types
 
@@ -124,9 +128,11 @@ class TinkerModel(Model):
             for row, suffix in enumerate(suffixes):
                 wanted_T = (-leaf_BT.grad[row, : len(suffix.response_ids)] / divisor).tolist()
                 if not all(map(isfinite, wanted_T)):
-                    raise ValueError(wanted_T)
+                    raise _NotFinite
                 if any(wanted_T):
                     data.append(_datum(suffix, self._known[suffix].tolist(), advantages=wanted_T))
+        if not data:
+            return 0.0
         client = self.client
         took = client.forward_backward(data, "ppo", loss_fn_config=CLIPS)
         moved = client.optim_step(
@@ -178,6 +184,12 @@ class TinkerModel(Model):
     def restore(self, folder: Path, masters: Path | None = None) -> None:
         del masters
         found = json.loads((folder / ADAPTER_CONFIG).read_text())
+        began_with = found.get("base_model_name_or_path")
+        if STATE in found and began_with != self._service.base_model:
+            raise UnusableCheckpoint(
+                f"{folder / ADAPTER_CONFIG}: trained on {began_with}, and the base is {self._service.base_model} now. "
+                "Nothing is trained. Set tinker.model as it was, or give the new policy an id of its own"
+            )
         if STATE not in found:
             raise UnusableCheckpoint(
                 f"{folder / ADAPTER_CONFIG} names no state at a Tinker service: another trainer wrote this version. "
@@ -234,6 +246,13 @@ class TinkerTrainer(Trainer):
         """Write what `restore` needs beside the names in the version's folder."""
         self._save_facts(folder)
 
+    def update(self, *given: Any, **options: Any) -> StepSummary:
+        """Take a step as any trainer does; a request that the service refuses for good refuses the step."""
+        try:
+            return super().update(*given, **options)
+        except ServiceRefused as error:
+            raise StepRefused(str(error)) from error
+
     def settle(self, folder: Path) -> None:
         """Go on from the weights and the state that were saved together with the version in use."""
         self._model.restore(folder)
@@ -256,7 +275,7 @@ class TinkerTrainer(Trainer):
     def _step(self, version: int, divisor: int, rate: float) -> float | None:
         try:
             return self._model.step(divisor, rate)
-        except ValueError as error:
+        except _NotFinite as error:
             raise GradientNotFinite(
                 f"update {version}: the derivative by a token's log-prob is not finite. The weights stay at the "
                 "version before. Start a policy with an id of its own from an earlier checkpoint"

@@ -7,6 +7,7 @@ same checks run against a real server by the real SDK in tests/system/tinker/tes
 
 import importlib.machinery
 import sys
+import time
 import types as python
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -51,6 +52,10 @@ class FakeTinker:
         self.fails: Exception | None = None
         self.calls: list[str] = []
         self.forget_values = 0  # log-probs that are left out of each answer
+        self.refuses: Exception | None = None  # what every `forward` is answered with
+        self.hangs = False  # answers, and the opening of sessions, do not come
+        self.wraps = False  # clients come as futures, as from newer SDKs
+        self.sampled: list[Any] = []  # the parameters of each answer that was asked for
         self.started = 0  # how often it was: sessions and clients of an earlier start are not known any more
         self.drift = 0.0  # added to every weight by a step, as no service takes a step twice to the same bits
 
@@ -58,12 +63,22 @@ class FakeTinker:
         """Return a future of the value, or of the failure that a client of that start has now."""
         self.calls.append(what)
         future: Future[T] = Future()
+        if self.hangs:
+            return future
         try:
             self.refuse(since)
         except (TinkerError, OSError) as failure:
             future.set_exception(failure)
         else:
             future.set_result(value)
+        return future
+
+    def made(self, client: T) -> "T | Future[T]":
+        """Return a client as the SDK does."""
+        if not self.wraps:
+            return client
+        future: Future[T] = Future()
+        future.set_result(client)
         return future
 
     def knows(self, since: int) -> bool:
@@ -86,6 +101,8 @@ class ServiceClient:
     def __init__(self, *, base_url: str | None, api_key: str) -> None:
         assert api_key.startswith("tml-"), "the SDK refuses any other key"
         self.base_url = base_url
+        while self.fake.hangs:
+            time.sleep(0.01)
         self.fake.refuse()
         self._since = self.fake.started
 
@@ -93,12 +110,13 @@ class ServiceClient:
         self.fake.refuse(self._since)
         return SimpleNamespace(supported_models=[])
 
-    def create_lora_training_client(self, *, base_model: str, rank: int, seed: int) -> "TrainingClient":
+    def create_lora_training_client(self, *, base_model: str, rank: int, seed: int) -> object:
         assert base_model == str(self.fake.base)
         self.fake.refuse(self._since)
-        return TrainingClient(self.fake, TorchModel.load(self.fake.base, lora_rank=rank, seed=seed), rank)
+        model = TorchModel.load(self.fake.base, lora_rank=rank, seed=seed)
+        return self.fake.made(TrainingClient(self.fake, model, rank))
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> "TrainingClient":
+    def create_training_client_from_state_with_optimizer(self, path: str) -> object:
         self.fake.refuse(self._since)
         if path not in self.fake.saved:
             raise APIStatusError("no such checkpoint", 404)
@@ -106,21 +124,19 @@ class ServiceClient:
         client = TrainingClient(self.fake, TorchModel.load(self.fake.base, lora_rank=rank, seed=0), rank)
         client.model.put(weights)
         client.optimizer.load_state_dict(deepcopy(optimizer))
-        return client
+        return self.fake.made(client)
 
-    def create_sampling_client(
-        self, *, model_path: str | None = None, base_model: str | None = None
-    ) -> "SamplingClient":
+    def create_sampling_client(self, *, model_path: str | None = None, base_model: str | None = None) -> object:
         self.fake.refuse(self._since)
         if model_path is None:
             assert base_model == str(self.fake.base)
-            return SamplingClient(self.fake, TorchModel.load(self.fake.base))
+            return self.fake.made(SamplingClient(self.fake, TorchModel.load(self.fake.base)))
         if model_path not in self.fake.saved:
             raise APIStatusError("no such checkpoint", 404)
         rank, weights, _ = self.fake.saved[model_path]
         model = TorchModel.load(self.fake.base, lora_rank=rank, seed=0)
         model.put(weights)
-        return SamplingClient(self.fake, model)
+        return self.fake.made(SamplingClient(self.fake, model))
 
 
 class TrainingClient:
@@ -133,12 +149,17 @@ class TrainingClient:
 
     def forward(self, data: Sequence[Any], loss_fn: str) -> "Future[object]":
         assert loss_fn == "cross_entropy"
+        if self._fake.refuses is not None:
+            refused: Future[object] = Future()
+            refused.set_exception(self._fake.refuses)
+            return refused
         with torch.no_grad():
             logps = [self._logp(one) for one in data]
         return self._fake.done("forward", self._outputs(logps))
 
     def forward_backward(self, data: Sequence[Any], loss_fn: str, loss_fn_config: dict[str, float]) -> "Future[object]":
         assert loss_fn == "ppo"
+        assert data, "the SDK refuses a step on nothing"
         logps = []
         for one in data if self._fake.fails is None else ():
             logp_T = self._logp(one)
@@ -195,7 +216,8 @@ class SamplingClient:
 
     def sample(self, *, prompt: Any, num_samples: int, sampling_params: Any) -> "Future[object]":
         assert num_samples == 1
-        if not self._fake.knows(self._since):
+        self._fake.sampled.append(sampling_params)
+        if self._fake.hangs or not self._fake.knows(self._since):
             return self._fake.done("sample", None, since=self._since)
         question = Suffix(tuple(prompt.ids), (0,), sampling_params.temperature)
         tokens = self._drawn(question, sampling_params)

@@ -2,7 +2,7 @@
 
 It holds no weights. The base's version is 0; each later version is an adapter, of which the service has a snapshot, and
 "loading" it means to remember the snapshot's name. So a request under an adapter's name is answered by that version
-alone. Answers come back whole. Their log-probs are at temperature 1, as the service tells them.
+alone. Answers come back whole. The service tells log-probs at temperature 1, so only answers at 1 have any.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clawstream import __version__
-from clawstream.errors import ClawstreamError, ServiceAway
+from clawstream.errors import ClawstreamError, ServiceAway, ServiceRefused, UnusableCheckpoint
 from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits
 from clawstream.inference.engine import WeightsSpan
 from clawstream.inference.model_folder import ADAPTER_CONFIG, text_config
@@ -112,16 +112,22 @@ class TinkerBackend:
             task.exception()  # a client that went away never asks for it
 
     async def _answered(self, call: Call) -> TokenDelta:
-        await self._resumed.wait()
+        name = call.request.lora_name
         try:
-            client = await self._snapshots.client(call.request.lora_name)
+            client = await self._snapshots.client(name)
+            await self._resumed.wait()
             found = await self._scored(client, call) if call.logprob_start is not None else ()
             answer = _empty(call, found)
             if call.request.sampling.max_new_tokens:
                 await self._sample(client, call, answer)
+        except ServiceRefused as error:
+            raise RequestRefused(str(error)) from error
         except ClawstreamError as error:
-            self._snapshots.ask_afresh(call.request.lora_name)
-            self._away(error)
+            self._snapshots.ask_afresh(name)
+            if isinstance(error, UnusableCheckpoint):
+                log.error("adapter=%s state=gone reason=%s", name, error)
+            else:
+                self._away(error)
             raise ConnectionDropped(str(error)) from error
         self._problem = None
         return answer
@@ -132,7 +138,7 @@ class TinkerBackend:
         wanted = list(ids[start + 1 :])
         values: list[float] = []
         if wanted:
-            told = await service.awaited(service.scored(client, ids, len(wanted)), "a prompt's log-probs")
+            told = await service.awaited(lambda: service.scored(client, ids, len(wanted)), "a prompt's log-probs")
             values = last_logprobs(told, len(ids), len(wanted), url=service.url)
         first = [(None, token, None) for token in ids[start : start + 1]]
         return [*first, *((value, token, None) for value, token in zip(values, wanted, strict=True))]
@@ -142,31 +148,37 @@ class TinkerBackend:
 
         service, sampling = self._snapshots.service, call.request.sampling
         ends = [*sampling.stop_token_ids, *(() if sampling.ignore_eos else self._ends)]
-        asked = client.sample(
-            prompt=model_input(call.request.input_ids), num_samples=1,
-            sampling_params=types.SamplingParams(
-                max_tokens=sampling.max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
-                top_k=-1 if sampling.top_k is None else sampling.top_k, seed=sampling.sampling_seed,
-                stop=list(dict.fromkeys(ends)) or None,
-            ),
+        params = types.SamplingParams(
+            max_tokens=sampling.max_new_tokens, temperature=sampling.temperature, top_p=sampling.top_p,
+            top_k=-1 if sampling.top_k is None else sampling.top_k, seed=sampling.sampling_seed,
+            stop=list(dict.fromkeys(ends)) or None,
         )  # fmt: skip
-        told = (await service.awaited(asked, "an answer")).sequences[0]
+        prompt = model_input(call.request.input_ids)
+        told = await service.awaited(
+            lambda: client.sample(prompt=prompt, num_samples=1, sampling_params=params), "an answer"
+        )
+        told = told.sequences[0]
         tokens, values = list(told.tokens), list(told.logprobs or ())
         if len(values) != len(tokens) or len(tokens) > sampling.max_new_tokens:
             raise ServiceAway(
                 f"Tinker service {service.url}: {len(values)} log-probs for {len(tokens)} tokens, of at most "
                 f"{sampling.max_new_tokens}; the answer is not used"
             )
-        num, answer.finish = self._end(call, tokens, ends)
-        answer.token_ids, answer.logprobs = tokens[:num], [min(float(value), 0.0) for value in values[:num]]
+        num, answer.finish = await asyncio.to_thread(self._end, call, tokens, ends)
+        # The service tells them at temperature 1; of another distribution there are none.
+        known = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1.0 and sampling.top_k is None
+        answer.token_ids = tokens[:num]
+        answer.logprobs = [min(float(value), 0.0) if known else None for value in values[:num]]
         answer.completion_tokens = num
         answer.weight_versions = (WeightsSpan(BASE, num),)
 
     def _end(self, call: Call, tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, dict[str, object]]:
         """Return how many of the tokens are the answer's, and why it ends there."""
         stops = call.request.sampling.stop
+        # Nearly every token adds at least one byte; 8 more allow for special tokens without text.
+        num_tail = max((len(stop.encode()) for stop in stops), default=0) + 8
         for place, token in enumerate(tokens, 1):
-            text = self._decode(tokens[:place]) if stops and self._decode is not None else ""
+            text = self._decode(tokens[max(0, place - num_tail) : place]) if stops and self._decode is not None else ""
             if (found := next((stop for stop in stops if stop in text), None)) is not None:
                 return place, {"type": "stop", "matched": found}
             if token in ends:

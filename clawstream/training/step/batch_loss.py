@@ -292,7 +292,7 @@ class BatchLoss:
         sampled_BT = _padded([_floats(s.response_logprobs) for s in samples], like_BT=here_BT)
         if not self._model.at_temperature:  # then answers at others count as if the policy had just sampled them
             others = [row for row, i in enumerate(group) if scored.plain[i].scale != 1]
-            sampled_BT[others] = old_BT[others]
+            sampled_BT[others] = torch.where(sampled_BT[others].isnan(), sampled_BT[others], old_BT[others])
         of_all = scored.reference
         reference_BT = None if of_all is None else _padded([of_all[i] for i in group], like_BT=here_BT)
         trained = _padded([torch.tensor(s.trained, dtype=torch.float32) for s in samples], like_BT=here_BT) == 1

@@ -19,7 +19,8 @@ from torch import Tensor
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, TrainingDiverged, UnusableCheckpoint
 from clawstream.events import FollowedHint, KeptHint, Rehearsed, SampleAssembled
-from clawstream.inference.model_folder import STATE_FOLDER, fingerprint
+from clawstream.inference.model_folder import ADAPTER_CONFIG, STATE_FOLDER, fingerprint
+from clawstream.training.base_folder import STEM
 from clawstream.training.batches.choosing import corrected_hint, is_just_said
 from clawstream.training.batches.memory import Trial
 from clawstream.training.batches.trainable import hint_counts
@@ -262,6 +263,11 @@ class Trainer:
             self._model.put(self._reference)
             self._begin()
             return
+        if (folder / ADAPTER_CONFIG).is_file() and not any(folder.glob(f"{STEM}*")):
+            raise UnusableCheckpoint(
+                f"{folder}: a service has this version's weights, not this folder. Nothing is trained. Set "
+                "training.trainer as it was, or give the new policy an id of its own"
+            )
         state, self._carried = folder / STATE_FOLDER, self._carried_of(folder)
         self._model.restore(folder, state / "masters.safetensors" if any(state.glob("masters*")) else None)
         for kind, values in self._model.load_moments(state).items():

@@ -44,7 +44,7 @@ class Heard:
 
     @property
     def logprobs(self) -> list[float]:
-        return [value for delta in self.deltas for value in delta.logprobs]
+        return [value for delta in self.deltas for value in delta.logprobs if value is not None]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """An engine whose answers a service samples: the dialect that every engine speaks, snapshots, and a service away."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import aiohttp
 import pytest
 
 from clawstream.config import EngineSettings, Settings, TinkerSettings, TrainingSettings
-from clawstream.errors import ConfigError, TryLater
+from clawstream.errors import ConfigError, ServiceAway, TryLater
 from clawstream.inference.engine import (
     Chunk,
     EngineRefused,
@@ -20,13 +21,13 @@ from clawstream.inference.engine import (
     WeightsSpan,
 )
 from clawstream.inference.sglang import SglangEngine
-from clawstream.inference.tinker_service import TinkerService, words_of_base
+from clawstream.inference.tinker_service import TinkerService, with_base, words_of_base
 from clawstream.local.engine.server import decoder
 from clawstream.local.engine.tinker import TinkerBackend, ends_in
 from clawstream.training.tinker import TinkerTrainer
 from tests.fakes import tinker_sdk
 from tests.fakes.scripted_engine import serving
-from tests.fakes.tinker_sdk import APIConnectionError, FakeTinker
+from tests.fakes.tinker_sdk import APIConnectionError, APIStatusError, FakeTinker
 from tests.parts.training import tiny
 
 PROMPT = tuple(range(40, 52))
@@ -176,10 +177,101 @@ async def test_a_service_that_was_started_again_is_asked_in_a_new_session(subjec
     assert subject.backend.alive()
 
 
+async def test_a_request_that_the_service_refuses_is_refused_and_harms_nobody(subject: Subject) -> None:
+    await answer(subject.engine)
+    subject.fake.fails = APIStatusError("the prompt is too long", 400)
+    with pytest.raises(EngineRefused, match="the prompt is too long"):
+        await answer(subject.engine)
+    body = {"input_ids": list(PROMPT), "sampling_params": {"max_new_tokens": 2}}
+    async with aiohttp.ClientSession() as session, session.post(f"{subject.engine.url}/generate", json=body) as told:
+        assert (told.status, "too long" in await told.text()) == (400, True)
+    assert subject.backend.alive()
+
+
+async def test_only_answers_at_temperature_1_have_log_probs(subject: Subject) -> None:
+    assert None not in (await answer(subject.engine, temperature=1.0, sampling_seed=1)).logprobs_nats
+    warm = await answer(subject.engine, temperature=0.5, sampling_seed=1, top_p=0.9)
+    assert set(warm.logprobs_nats) == {None}
+    assert len(warm.token_ids) == 6
+    asked = subject.fake.sampled[-1]
+    assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (0.5, 0.9, -1, 1)
+
+
+async def test_a_request_that_waits_is_dropped_once_the_service_gives_no_sign_of_life(subject: Subject) -> None:
+    await answer(subject.engine)
+    subject.fake.hangs = True
+    waiting = asyncio.create_task(answer(subject.engine))
+    while subject.backend.server_info()["internal_states"] != [{"num_requests": 1}]:
+        await asyncio.sleep(0.01)
+    await subject.backend.look()
+    assert not waiting.done(), "the service is there, and slow"
+    subject.fake.fails = APIConnectionError("refused")
+    await subject.backend.look()
+    with pytest.raises(TryLater):
+        async with asyncio.timeout(10):
+            await waiting
+
+
+async def test_a_client_that_goes_away_ends_its_request(subject: Subject) -> None:
+    await answer(subject.engine)
+    subject.fake.hangs = True
+    waiting = asyncio.create_task(answer(subject.engine))
+    async with asyncio.timeout(10):
+        for num in (1, 0):
+            while subject.backend.server_info()["internal_states"] != [{"num_requests": num}]:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+
+
+async def test_a_paused_engine_answers_once_it_goes_on(subject: Subject) -> None:
+    await subject.engine.pause()
+    waiting = asyncio.create_task(answer(subject.engine))
+    while subject.backend.server_info()["internal_states"] != [{"num_requests": 1}]:
+        await asyncio.sleep(0.01)
+    assert subject.fake.sampled == []
+    await subject.engine.resume()
+    assert len((await waiting).token_ids) == 6
+
+
+async def test_a_session_that_does_not_open_is_a_service_that_is_away(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawstream.inference.tinker_service.PRESENT_WITHIN_S", 0.1)
+    subject.fake.hangs = True
+    async with asyncio.timeout(10):
+        with pytest.raises(ServiceAway, match="no answer for a session"):
+            await subject.service.present()
+    subject.fake.hangs = False
+    await subject.service.present()
+
+
+async def test_clients_that_come_as_futures_are_waited_for(subject: Subject, tmp_path: Path) -> None:
+    """As from SDKs of 2026; a snapshot that is gone is then found when it is loaded, not at the first request."""
+    subject.fake.wraps = True
+    await subject.engine.load_lora_adapter("policy-v1", str(version(subject, tmp_path / "v000001")))
+    assert len((await answer(subject.engine, "policy-v1")).token_ids) == 6
+
+
 async def test_too_few_log_probs_are_no_answer(subject: Subject) -> None:
     subject.fake.forget_values = 2
     with pytest.raises(TryLater):
         await subject.engine.score((*PROMPT, 60, 61), len(PROMPT))
+
+
+def test_engines_of_somebody_else_and_a_base_that_the_hosted_service_can_t_know_are_refused(
+    models: tuple[Path, Path],
+) -> None:
+    def asked(**sections: object) -> Settings:
+        return Settings(environment=False, **sections)  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match=r"engine\.urls names http://127\.0\.0\.1:1"):
+        with_base(asked(engine={"urls": ["http://127.0.0.1:1"], "model_path": models[0]}), None)
+    with pytest.raises(ConfigError, match=r"tinker\.model"):
+        with_base(asked(), str(models[0]))
+    with pytest.raises(ConfigError, match="no base is named"):
+        with_base(asked(), None)
+    named = asked(tinker={"model": "Qwen/Qwen3-8B"}, engine={"model_path": models[0]})
+    assert with_base(named, None) == (models[0], named)
 
 
 def test_a_base_without_weights_has_to_have_its_words(tmp_path: Path, models: tuple[Path, Path]) -> None:

@@ -44,7 +44,9 @@ async def sampled(service: TinkerService, base: Path, folder: Path) -> list[list
             input_ids=ids, sampling=SamplingParams(max_new_tokens=0, temperature=0.0), lora_name="policy-v1"
         ),
     ))).next()  # fmt: skip
-    return [answer.logprobs, [value for value, _, _ in scored.input_logprobs if value is not None]]
+    told = [value for value in answer.logprobs if value is not None]
+    assert len(told) == len(answer.token_ids)
+    return [told, [value for value, _, _ in scored.input_logprobs if value is not None]]
 
 
 def main(base: Path, url: str) -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from clawstream.config import EngineSettings, Settings, TinkerSettings, TrainingSettings
 from clawstream.errors import ConfigError, ServiceAway, StepRefused, UnusableCheckpoint
-from clawstream.events import BatchPlanned, SampleAssembled, StepTaken
+from clawstream.events import BatchPlanned, RollbackAsked, SampleAssembled, StepRejected, StepTaken
 from clawstream.inference.tinker_service import TinkerService
 from clawstream.stream import topics
 from clawstream.training.base_folder import limits_of
@@ -25,12 +25,13 @@ from tests.fakes import tinker_sdk
 from tests.fakes.memory_log import MemoryBroker, MemoryLog
 from tests.fakes.tinker_sdk import APIConnectionError, APIStatusError, FakeTinker
 from tests.parts.training import tiny
-from tests.parts.training.test_loop import said
+from tests.parts.training.test_loop import said, trained_until
 
 SAMPLES = [
     tiny.sample(f"s{i}", reward=(1, -1, None)[i % 3], hinted=i % 3 == 2 or i % 2 == 0, response_tokens=3 + i)
     for i in range(6)
 ]
+SUFFIX = Suffix(SAMPLES[0].prompt_ids, SAMPLES[0].response_ids, 1.0)
 TINKER = TrainingSettings(trainer="tinker", learning_rate=1e-3, gate=False, rehearsal_share=0)
 
 
@@ -191,13 +192,92 @@ def test_a_step_that_goes_too_far_is_refused_by_the_gate(base: Path) -> None:
     careful.update(SAMPLES, version=1, seed=1, gated=True)
 
 
+def test_each_version_is_a_snapshot_of_its_own_weights(base: Path, tmp_path: Path, fake: FakeTinker) -> None:
+    of = stepper(base)
+    first = step(of, plan(1, SAMPLES, TINKER), tmp_path)
+    second = step(of, plan(2, SAMPLES, TINKER, parent=1), tmp_path, first)
+    now = trainer_of(of)._model.client.model.copy()
+    served = [fake.saved[TinkerTrainer.snapshot_of(folder)][1] for folder in (first, second)]
+    assert all(served[1][name].equal(value) for name, value in now.items())
+    assert not all(served[0][name].equal(value) for name, value in now.items())
+
+
 @pytest.mark.usefixtures("fake")
-def test_what_the_gate_writes_is_the_service_s_answer(base: Path) -> None:
+def test_a_trainer_that_goes_back_forgets_what_other_weights_scored(base: Path) -> None:
     trainer, _ = both(base)
-    questions = [Suffix(s.prompt_ids, s.response_ids, 1.0) for s in SAMPLES[:2]]
+    before = scores(trainer)
+    trainer.update(SAMPLES, version=1, seed=1)
+    assert scores(trainer) != before
+    trainer.restore(None)
+    assert scores(trainer) == before
+
+
+@pytest.mark.usefixtures("fake")
+def test_gradients_that_are_forgotten_take_no_part_in_a_step(base: Path) -> None:
+    disturbed, alone = both(base)[0], both(base)[0]
+    model = disturbed._model
+    model.accumulate([[0]], [SUFFIX], lambda _: model.token_scores([SUFFIX]).logp_BT.nansum())
+    disturbed._forget_gradients()
+    for trainer in (disturbed, alone):
+        trainer.update(SAMPLES, version=1, seed=1)
+    assert scores(disturbed) == scores(alone)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.usefixtures("fake")
+def test_a_token_without_a_log_prob_is_not_trained_at_any_temperature(base: Path, temperature: float) -> None:
+    trainer, _ = both(base, method="binary")
+    nothing = [replace(s, temperature=temperature, response_logprobs=(None,) * len(s.response_ids)) for s in SAMPLES]
+    found = trainer.update(nothing, version=1, seed=1)
+    assert found.loss.num_tokens == 0
+
+
+def test_a_step_that_asks_for_nothing_sends_nothing(base: Path, fake: FakeTinker) -> None:
+    trainer, _ = both(base, method="binary", kl=0)
+    found = trainer.update(SAMPLES, version=1, seed=1, advantages=[0.0] * len(SAMPLES))
+    assert found.grad_norm == 0.0
+    assert "optim_step" not in fake.calls
+
+
+def test_a_request_that_the_service_refuses_for_good_refuses_the_step(
+    base: Path, tmp_path: Path, fake: FakeTinker
+) -> None:
+    of = stepper(base)
+    first = step(of, plan(1, SAMPLES, TINKER), tmp_path)
+    fake.refuses = APIStatusError("the prompt is longer than 32768 tokens", 400)
+    found = of.execute(
+        plan(2, SAMPLES, TINKER, parent=1), tuple(SAMPLES), parent=first, versions=tmp_path, recorded=None
+    )
+    assert isinstance(found, StepRejected)
+    assert "32768 tokens" in found.reason
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_version_of_another_base_or_trainer_is_not_gone_on_from(base: Path, tmp_path: Path) -> None:
+    folder = step(stepper(base), plan(1, SAMPLES, TINKER), tmp_path)
+    own = TinkerSettings(url="http://127.0.0.1:1", model="Another/Base")
+    other = TinkerService(Settings(environment=False, engine=EngineSettings(model_path=base), tinker=own))
+    with pytest.raises(UnusableCheckpoint, match=r"the base is Another/Base now.*tinker\.model"):
+        TinkerTrainer(base, TINKER, other).restore(folder)
+    here = TINKER.resolved.model_copy(update={"trainer": "torch"})
+    with pytest.raises(UnusableCheckpoint, match=r"a service has this version.*training\.trainer"):
+        Trainer(base, here).restore(folder)
+
+
+def test_what_the_gate_writes_is_the_service_s_answer(base: Path, fake: FakeTinker) -> None:
+    trainer, _ = both(base)
+    questions = [Suffix(s.prompt_ids, s.response_ids, t) for s, t in zip(SAMPLES, (1.0, 0.5), strict=False)]
     written = trainer._writes(trainer._model, questions, limit_tokens=5, seed=3, budget_tokens=64)
+    assert {asked.temperature for asked in fake.sampled} == {0.5, 1.0}
     assert [len(one.token_ids) for one in written] == [5, 5]
     assert trainer._writes(trainer._model, questions, limit_tokens=5, seed=3, budget_tokens=64) == written
+
+
+def served_by_a_service(base: Path, data: Path) -> Settings:
+    return Settings(
+        environment=False, data_dir=data, engine=EngineSettings(model_path=base),
+        tinker=TinkerSettings(url="http://127.0.0.1:1"), training=TINKER.model_copy(update={"batch_samples": 3}),
+    )  # fmt: skip
 
 
 async def test_training_goes_on_once_the_service_is_back(
@@ -206,10 +286,7 @@ async def test_training_goes_on_once_the_service_is_back(
     monkeypatch.setattr("clawstream.training.policy_loop.ASKED_AGAIN_S", 0.05)
     log = MemoryLog(MemoryBroker())
     await log.append(SAMPLES[:3])
-    chosen = Settings(
-        environment=False, data_dir=tmp_path, engine=EngineSettings(model_path=base),
-        tinker=TinkerSettings(url="http://127.0.0.1:1"), training=TINKER.model_copy(update={"batch_samples": 3}),
-    )  # fmt: skip
+    chosen = served_by_a_service(base, tmp_path)
     fake.fails = APIConnectionError("refused")
     stop = asyncio.Event()
     running = asyncio.create_task(train(chosen, log, stop=stop))
@@ -227,6 +304,26 @@ async def test_training_goes_on_once_the_service_is_back(
     (taken,) = [event for event in await said(log) if isinstance(event, StepTaken)]
     assert taken.num_samples == 3
     assert read(tmp_path / "policies/policy/v000001").is_adapter
+
+
+async def test_a_rollback_leads_away_from_a_version_that_the_service_has_no_more(
+    base: Path, tmp_path: Path, fake: FakeTinker
+) -> None:
+    log, chosen = MemoryLog(MemoryBroker()), served_by_a_service(base, tmp_path)
+    await log.append(SAMPLES[:3])
+    await trained_until(log, chosen, 1)
+    fake.saved.clear()
+    await log.append(SAMPLES[3:])
+    for _ in range(2):
+        with pytest.raises(UnusableCheckpoint, match="rollback"):
+            async with asyncio.timeout(60):
+                await train(chosen, log, stop=asyncio.Event())
+    await log.append([RollbackAsked(policy_id="policy", number=1, to_version=0, asked_at_ms=0)])
+    events = await trained_until(log, chosen, 3)
+    (rejected,) = [event for event in events if isinstance(event, StepRejected)]
+    assert (rejected.policy_version, "does not have it any more" in rejected.reason) == (2, True)
+    plans = [event for event in events if isinstance(event, BatchPlanned)]
+    assert (plans[-1].policy_version, plans[-1].parent_version, plans[-1].rollback) == (3, 0, 1)
 
 
 @pytest.mark.parametrize("changes", [
