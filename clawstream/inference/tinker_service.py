@@ -205,8 +205,8 @@ def with_base(settings: Settings, model: str | None) -> tuple[Path, Settings]:
         )
     if settings.engine.urls:
         raise ConfigError(
-            f"engine.urls names {', '.join(settings.engine.urls)}, and a Tinker service samples what it trains. Nothing "
-            "was started. Take engine.urls out, or name another trainer"
+            f"engine.urls names {', '.join(settings.engine.urls)}, and a Tinker service samples what it trains. "
+            "Nothing was started. Take engine.urls out, or name another trainer"
         )
     if Path(named).is_dir():
         if settings.tinker.url is None and settings.tinker.model is None:
