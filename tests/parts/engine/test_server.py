@@ -66,7 +66,7 @@ def test_a_large_model_has_fewer_requests_at_once_as_each_takes_more_memory(
 
     monkeypatch.setattr(server, "SMALL_PARAMETERS", small)
     monkeypatch.setattr(server, "Core", core)
-    monkeypatch.setattr(server, "_listen", lambda *_: None)
+    monkeypatch.setattr(server, "listening", lambda *_: None)
     with pytest.raises(_Started):
         server.serve(str(make_model(tmp_path / "model", seed=0)), port=0, max_running_requests=asked)
     assert seen == [num]
