@@ -51,19 +51,15 @@ class TinkerService:
 
         Raises ServiceAway, or UnusableCheckpoint where the service does not have the state any more.
         """
-        session = self._session()
-        with self._errors(state or self.base_model, makes=True):
-            if state is not None:
-                return _made(session.create_training_client_from_state_with_optimizer(state))
-            return _made(session.create_lora_training_client(base_model=self.base_model, rank=rank, seed=seed))
+        if state is not None:
+            return self._made(state, lambda session: session.create_training_client_from_state_with_optimizer(state))
+        own = {"base_model": self.base_model, "rank": rank, "seed": seed}
+        return self._made(self.base_model, lambda session: session.create_lora_training_client(**own))
 
     def sampler(self, snapshot: str | None) -> Any:
         """Return a client that samples by a saved adapter; None: by the base."""
-        session = self._session()
-        with self._errors(snapshot or self.base_model, makes=True):
-            if snapshot is None:
-                return _made(session.create_sampling_client(base_model=self.base_model))
-            return _made(session.create_sampling_client(model_path=snapshot))
+        own = {"base_model": self.base_model} if snapshot is None else {"model_path": snapshot}
+        return self._made(snapshot or self.base_model, lambda session: session.create_sampling_client(**own))
 
     def value(self, future: Any, what: str, *, within_s: float = LOADS_WITHIN_S) -> Any:
         """Return the result of a future of the SDK."""
@@ -88,6 +84,22 @@ class TinkerService:
         if "prompt_logprobs_last_n" in inspect.signature(sampler.compute_logprobs).parameters:
             return sampler.compute_logprobs(prompt, prompt_logprobs_last_n=num_last)
         return sampler.compute_logprobs(prompt)
+
+    def _made(self, what: str, make: Callable[[Any], Any]) -> Any:
+        """Return the client that `make` makes; what is not found is looked for once more, in a new session.
+
+        A service that was started again may not know the session, and newer SDKs return a future of the client.
+        """
+        for is_last in (False, True):
+            session = self._session()
+            try:
+                with self._errors(what, makes=True):
+                    client = make(session)
+                    return client.result(timeout=LOADS_WITHIN_S) if hasattr(client, "result") else client
+            except (UnusableCheckpoint, PartUnavailable):
+                if is_last or self._client is not None:
+                    raise
+        raise AssertionError
 
     def _session(self, within_s: float = LOADS_WITHIN_S) -> Any:
         """Return the session, which one thread at a time tries to open: the SDK tries for minutes."""
@@ -121,7 +133,7 @@ class TinkerService:
             ) from error
         except tinker.APIStatusError as error:
             if error.status_code == _GONE:
-                self._client = None  # a service that was started again may not know the session
+                self._client = None
             raise self._refused(what, error.status_code, error, makes=makes) from error
         except (tinker.TinkerError, RuntimeError) as error:  # the SDK's own RuntimeError: an earlier request failed
             if str(getattr(error, "category", "")).lower().endswith("user"):
@@ -144,11 +156,6 @@ class TinkerService:
         if status in (400, 413, 422):
             return ServiceRefused(found)
         return ServiceAway(f"{found}; asked again")
-
-
-def _made(client: Any) -> Any:
-    """Return the client that a call makes; newer SDKs return a future of it."""
-    return client.result(timeout=LOADS_WITHIN_S) if hasattr(client, "result") else client
 
 
 def key_for(settings: Settings) -> str:

@@ -1,6 +1,7 @@
 """An engine whose answers a service samples: the dialect that every engine speaks, snapshots, and a service away."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from clawstream.inference.engine import (
 from clawstream.inference.sglang import SglangEngine
 from clawstream.inference.tinker_service import TinkerService, with_base, words_of_base
 from clawstream.local.engine.server import decoder
-from clawstream.local.engine.tinker import TinkerBackend, ends_in
+from clawstream.local.engine.tinker import TinkerBackend, ends_in, serve
+from clawstream.local.servers.server_process import reserved
 from clawstream.training.tinker import TinkerTrainer
 from tests.fakes import tinker_sdk
 from tests.fakes.scripted_engine import serving
@@ -256,6 +258,37 @@ async def test_too_few_log_probs_are_no_answer(subject: Subject) -> None:
     subject.fake.forget_values = 2
     with pytest.raises(TryLater):
         await subject.engine.score((*PROMPT, 60, 61), len(PROMPT))
+
+
+async def test_a_server_notices_by_itself_that_the_service_is_away_and_back(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clawstream.local.engine.tinker.ASKED_EVERY_S", 0.02)
+    stop = asyncio.Event()
+    with reserved() as port:
+        url = f"http://127.0.0.1:{port}"
+        serving_it = asyncio.create_task(serve(subject.service, subject.model, port=port, stop=stop))
+        async with aiohttp.ClientSession() as session, asyncio.timeout(30):
+            engine = SglangEngine(session, url, silence_s=30, control_s=30)
+            await until_health(session, url, 200)
+            assert len((await answer(engine)).token_ids) == 6
+            subject.fake.fails = APIConnectionError("refused")
+            with pytest.raises(TryLater):
+                await answer(engine)
+            await until_health(session, url, 503)
+            subject.fake.fails = None
+            await until_health(session, url, 200)
+        stop.set()
+        await serving_it
+
+
+async def until_health(session: aiohttp.ClientSession, url: str, status: int) -> None:
+    while True:
+        with contextlib.suppress(aiohttp.ClientConnectionError):
+            async with session.get(f"{url}/health") as told:
+                if told.status == status:
+                    return
+        await asyncio.sleep(0.01)
 
 
 def test_engines_of_somebody_else_and_a_base_that_the_hosted_service_can_t_know_are_refused(

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from clawstream.config import EngineSettings, Settings, TinkerSettings, TrainingSettings
 from clawstream.errors import ConfigError, ServiceAway, StepRefused, UnusableCheckpoint
-from clawstream.events import BatchPlanned, RollbackAsked, SampleAssembled, StepRejected, StepTaken
+from clawstream.events import BatchPlanned, OfferedHint, RollbackAsked, SampleAssembled, StepRejected, StepTaken
 from clawstream.inference.tinker_service import TinkerService
 from clawstream.stream import topics
 from clawstream.training.base_folder import limits_of
@@ -165,6 +165,24 @@ def test_a_service_that_is_away_costs_no_step(base: Path, tmp_path: Path, fake: 
     assert scores(trainer_of(of)) == scores(trainer_of(reference))
 
 
+def test_hints_are_chosen_once_the_service_is_back(base: Path, tmp_path: Path, fake: FakeTinker) -> None:
+    """The SDK's client is of no use after a request that failed: a new one goes on from the parent's state."""
+    chosen = TINKER.model_copy(update={"hint_choice": "fall"})
+    first = step(of := stepper(base), plan(1, SAMPLES, TINKER), tmp_path)
+    offers = [
+        replace(s, other_hints=(OfferedHint(hint="briefly", hinted_prompt_ids=(*s.prompt_ids, 7, 8)),))
+        for s in SAMPLES
+        if s.hinted_prompt_ids is not None
+    ]
+    one = plan(2, offers, chosen, parent=1)
+    fake.fails = APIConnectionError("refused")
+    with pytest.raises(ServiceAway):
+        of.choose(one, tuple(offers), parent=first, recorded=False)
+    fake.fails, fake.started = None, fake.started + 1
+    found = of.choose(one, tuple(offers), parent=first, recorded=False)
+    assert [s.other_hints for s in found] == [()] * len(offers)
+
+
 def test_a_wrong_key_is_said_and_a_state_that_is_gone_too(base: Path, tmp_path: Path, fake: FakeTinker) -> None:
     folder = step(stepper(base), plan(1, SAMPLES, TINKER), tmp_path)
     fake.saved.clear()
@@ -283,7 +301,7 @@ def served_by_a_service(base: Path, data: Path) -> Settings:
 async def test_training_goes_on_once_the_service_is_back(
     base: Path, tmp_path: Path, fake: FakeTinker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("clawstream.training.policy_loop.ASKED_AGAIN_S", 0.05)
+    monkeypatch.setattr("clawstream.training.policy_loop.ASKED_AGAIN_S", 0.3)
     log = MemoryLog(MemoryBroker())
     await log.append(SAMPLES[:3])
     chosen = served_by_a_service(base, tmp_path)
@@ -291,9 +309,10 @@ async def test_training_goes_on_once_the_service_is_back(
     stop = asyncio.Event()
     running = asyncio.create_task(train(chosen, log, stop=stop))
     async with asyncio.timeout(60):
-        while "state=waits" not in caplog.text:
+        while len(waits := [told for told in caplog.records if "state=waits" in told.getMessage()]) < 2:
             assert not running.done(), running
             await asyncio.sleep(0.01)
+        assert waits[1].created - waits[0].created > 0.25, "not asked again before its time"
         assert not any(isinstance(event, StepTaken) for event in await said(log))
         fake.fails = None
         async for records in log.follow([topics.POLICY], "earliest"):
