@@ -175,6 +175,7 @@ def test_hints_are_chosen_once_the_service_is_back(base: Path, tmp_path: Path, f
         if s.hinted_prompt_ids is not None
     ]
     one = plan(2, offers, chosen, parent=1)
+    of.choose(one, tuple(offers), parent=first, recorded=False)
     fake.fails = APIConnectionError("refused")
     with pytest.raises(ServiceAway):
         of.choose(one, tuple(offers), parent=first, recorded=False)
@@ -309,6 +310,10 @@ async def test_training_goes_on_once_the_service_is_back(
     stop = asyncio.Event()
     running = asyncio.create_task(train(chosen, log, stop=stop))
     async with asyncio.timeout(60):
+        while "state=waits" not in caplog.text:
+            assert not running.done(), running
+            await asyncio.sleep(0.01)
+        await log.append(SAMPLES[3:4])  # what arrives meanwhile hurries nobody
         while len(waits := [told for told in caplog.records if "state=waits" in told.getMessage()]) < 2:
             assert not running.done(), running
             await asyncio.sleep(0.01)
