@@ -44,6 +44,7 @@ class TinkerService:
         self._address = own.url
         self.base_model = own.model or str(settings.engine.base_policy)
         self._client: Future[Any] | None = None
+        self._asked: Future[Any] | None = None  # for a sign of life
         self._making = Lock()
 
     def trainer(self, *, rank: int, seed: int, state: str | None) -> Any:
@@ -74,9 +75,21 @@ class TinkerService:
                 return await (asyncio.wrap_future(future) if isinstance(future, Future) else future)
 
     async def present(self) -> None:
-        """Return if the service answers soon; else raise ServiceAway."""
-        session = await asyncio.to_thread(self._session, PRESENT_WITHIN_S)
-        await self.awaited(session.get_server_capabilities_async, "a sign of life", within_s=PRESENT_WITHIN_S)
+        """Return if the service answers soon; else raise ServiceAway.
+
+        The SDK tries for minutes, and blocks whoever waits: one thread at a time asks.
+        """
+        with self._making:
+            if self._asked is None or self._asked.done():
+                self._asked = Future()
+                Thread(target=_settle, args=(self._asked, self._sign_of_life), daemon=True).start()
+            asked = self._asked
+        with self._errors("a sign of life"):
+            async with asyncio.timeout(PRESENT_WITHIN_S):
+                await asyncio.shield(asyncio.wrap_future(asked))
+
+    def _sign_of_life(self) -> None:
+        self._session().get_server_capabilities()
 
     def scored(self, sampler: Any, token_ids: Sequence[int], num_last: int) -> Any:
         """Return a future with the log-probs (temperature 1) of tokens, of which the last `num_last` are needed."""
@@ -106,18 +119,15 @@ class TinkerService:
         with self._making:
             if self._client is None or (self._client.done() and self._client.exception() is not None):
                 self._client = Future()
-                Thread(target=self._open, args=(self._client,), daemon=True).start()
+                Thread(target=_settle, args=(self._client, self._open), daemon=True).start()
             opening = self._client
         with self._errors("a session", makes=True):
             return opening.result(timeout=within_s)
 
-    def _open(self, opening: "Future[Any]") -> None:
+    def _open(self) -> Any:
         import tinker
 
-        try:
-            opening.set_result(tinker.ServiceClient(base_url=self._address, api_key=self._key))
-        except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the session
-            opening.set_exception(error)
+        return tinker.ServiceClient(base_url=self._address, api_key=self._key)
 
     @contextmanager
     def _errors(self, what: str, *, makes: bool = False) -> Iterator[None]:
@@ -156,6 +166,13 @@ class TinkerService:
         if status in (400, 413, 422):
             return ServiceRefused(found)
         return ServiceAway(f"{found}; asked again")
+
+
+def _settle(future: "Future[Any]", work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the future
+        future.set_exception(error)
 
 
 def key_for(settings: Settings) -> str:

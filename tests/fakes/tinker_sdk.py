@@ -106,7 +106,7 @@ class ServiceClient:
         self.fake.refuse()
         self._since = self.fake.started
 
-    async def get_server_capabilities_async(self) -> object:
+    def get_server_capabilities(self) -> object:
         self.fake.refuse(self._since)
         return SimpleNamespace(supported_models=[])
 

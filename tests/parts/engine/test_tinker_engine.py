@@ -250,7 +250,7 @@ async def test_a_session_that_does_not_open_is_a_service_that_is_away(
     monkeypatch.setattr("clawstream.inference.tinker_service.PRESENT_WITHIN_S", 0.1)
     subject.fake.hangs = True
     async with asyncio.timeout(10):
-        with pytest.raises(ServiceAway, match="no answer for a session"):
+        with pytest.raises(ServiceAway, match="no answer for a sign of life"):
             await subject.service.present()
     subject.fake.hangs = False
     await subject.service.present()
