@@ -7,6 +7,7 @@ the weights that one has never change, so its name tells which version sampled a
 
 import asyncio
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,9 @@ from clawstream.errors import (
     ServiceRefused,
     UnusableCheckpoint,
 )
+from clawstream.inference.model_folder import ADAPTER_CONFIG
 
+SNAPSHOT, STATE = "sampler_path", "state_path"  # where the service has a version, in its adapter_config.json
 PRESENT_WITHIN_S = 15.0
 ANSWERS_WITHIN_S = 600.0  # an answer, or a request's place in the service's queue
 LOADS_WITHIN_S = 1800.0  # a model that nobody used for a while
@@ -190,6 +193,18 @@ def key_for(settings: Settings) -> str:
             "variable TINKER_API_KEY; or name a service of your own in tinker.url"
         )
     return key or _ANY_KEY
+
+
+def snapshot_in(folder: Path) -> str:
+    """Return the service's name of the version in the folder; raises ValueError where it names none."""
+    try:
+        found = json.loads((folder / ADAPTER_CONFIG).read_bytes())[SNAPSHOT]
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"{folder / ADAPTER_CONFIG} names no {SNAPSHOT} ({error!r}), expected a version that a Tinker service "
+            "trained. It is not loaded, and what is served stays"
+        ) from error
+    return str(found)
 
 
 def model_input(token_ids: Sequence[int]) -> Any:

@@ -19,7 +19,7 @@ from torch import Tensor
 from clawstream.config import TrainingSettings
 from clawstream.errors import GradientNotFinite, ServiceRefused, StepRefused, UnusableCheckpoint
 from clawstream.inference.model_folder import ADAPTER_CONFIG, fingerprint
-from clawstream.inference.tinker_service import TinkerService, last_logprobs, model_input
+from clawstream.inference.tinker_service import SNAPSHOT, STATE, TinkerService, last_logprobs, model_input
 from clawstream.training.gating import ends_of, written_answer
 from clawstream.training.model import Model, TokenScores, Weights
 from clawstream.training.publishing import AnswerLikelihood, WrittenAnswer
@@ -29,7 +29,6 @@ from clawstream.training.step.trainer import BETAS, MAX_GRAD_NORM, WEIGHT_DECAY,
 
 CLIPS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 ADAM_EPS = 1e-12  # the API's own: a service may scale gradients down by as much as answers have tokens
-SNAPSHOT, STATE = "sampler_path", "state_path"  # where the service has a version, in its adapter_config.json
 
 
 def _refused(*_args: object, **_kwargs: object) -> NoReturn:
@@ -236,11 +235,6 @@ class TinkerTrainer(Trainer):
         self._reference = self._model.copy()
         self._loss = BatchLoss(self._model, settings)
         self._begin()
-
-    @staticmethod
-    def snapshot_of(folder: Path) -> str:
-        """Return the service's name of the version in the folder, for sampling."""
-        return str(json.loads((folder / ADAPTER_CONFIG).read_text())[SNAPSHOT])
 
     def save_state(self, folder: Path) -> None:
         """Write what `restore` needs beside the names in the version's folder."""

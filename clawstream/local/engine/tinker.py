@@ -17,14 +17,13 @@ from clawstream import __version__
 from clawstream.errors import ClawstreamError, ServiceAway, ServiceRefused, UnusableCheckpoint
 from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits
 from clawstream.inference.engine import WeightsSpan
-from clawstream.inference.model_folder import ADAPTER_CONFIG, text_config
+from clawstream.inference.model_folder import text_config
 from clawstream.inference.service import CommandResult, ConnectionDropped
-from clawstream.inference.tinker_service import TinkerService, last_logprobs, model_input
+from clawstream.inference.tinker_service import TinkerService, last_logprobs, model_input, snapshot_in
 from clawstream.local.engine.rows import Decode
 
 log = logging.getLogger(__name__)
 
-SNAPSHOT = "sampler_path"
 BASE = "0"
 ASKED_EVERY_S = 10.0  # whether the service is there, while requests wait for it
 _ABORTED = {"type": "abort", "message": "Aborted"}
@@ -59,18 +58,6 @@ class Snapshots:
         """Forget the adapter; requests that run under it end as they would have."""
         del self.paths[name]
         self._clients.pop(name, None)
-
-
-def snapshot_in(folder: Path) -> str:
-    """Return the service's name of the version in the folder; raises ValueError where it names none."""
-    try:
-        found = json.loads((folder / ADAPTER_CONFIG).read_bytes())[SNAPSHOT]
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"{folder / ADAPTER_CONFIG} names no {SNAPSHOT} ({error!r}), expected a version that a Tinker service "
-            "trained. It is not loaded, and what is served stays"
-        ) from error
-    return str(found)
 
 
 class TinkerBackend:

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from clawstream.config import EngineSettings, Settings, TinkerSettings, TrainingSettings
 from clawstream.errors import ConfigError, ServiceAway, StepRefused, UnusableCheckpoint
 from clawstream.events import BatchPlanned, OfferedHint, RollbackAsked, SampleAssembled, StepRejected, StepTaken
-from clawstream.inference.tinker_service import TinkerService
+from clawstream.inference.tinker_service import TinkerService, snapshot_in
 from clawstream.stream import topics
 from clawstream.training.base_folder import limits_of
 from clawstream.training.batches.planning import turn_of
@@ -143,7 +143,7 @@ def test_a_version_without_state_is_settled_on_what_engines_serve(base: Path, tm
         plan(1, SAMPLES, TINKER), tuple(SAMPLES), parent=None, versions=tmp_path, recorded=None
     )
     assert isinstance(found, Checkpoint)
-    _, served, _ = fake.saved[TinkerTrainer.snapshot_of(found.path)]
+    _, served, _ = fake.saved[snapshot_in(found.path)]
     fake.drift = 1e-3
     after = stepper(base)
     step(after, plan(1, SAMPLES, TINKER), tmp_path)
@@ -216,7 +216,7 @@ def test_each_version_is_a_snapshot_of_its_own_weights(base: Path, tmp_path: Pat
     first = step(of, plan(1, SAMPLES, TINKER), tmp_path)
     second = step(of, plan(2, SAMPLES, TINKER, parent=1), tmp_path, first)
     now = trainer_of(of)._model.client.model.copy()
-    served = [fake.saved[TinkerTrainer.snapshot_of(folder)][1] for folder in (first, second)]
+    served = [fake.saved[snapshot_in(folder)][1] for folder in (first, second)]
     assert all(served[1][name].equal(value) for name, value in now.items())
     assert not all(served[0][name].equal(value) for name, value in now.items())
 
