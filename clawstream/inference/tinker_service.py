@@ -174,7 +174,7 @@ class TinkerService:
 def _settle(future: "Future[Any]", work: Callable[[], Any]) -> None:
     try:
         future.set_result(work())
-    except Exception as error:  # noqa: BLE001  # it belongs to whoever waits for the future
+    except Exception as error:  # noqa: BLE001  # nothing is swallowed: the future raises it to whoever waits
         future.set_exception(error)
 
 

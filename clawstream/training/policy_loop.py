@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from clawstream.config import Settings
 from clawstream.config.training import CORRECTION_EPOCHS
-from clawstream.errors import ServiceAway, UnusableCheckpoint
+from clawstream.errors import ServiceAway, ServiceRefused, UnusableCheckpoint
 from clawstream.events import (
     BatchPlanned,
     PolicyActivated,
@@ -203,9 +203,9 @@ class PolicyLoop:
             self._again_ms = now_ms() + round(1000 * ASKED_AGAIN_S)
             log.warning("version=%d state=waits reason=%s", plan.policy_version, error)
             return False
-        except UnusableCheckpoint as error:
+        except (UnusableCheckpoint, ServiceRefused) as error:
             goes_back = plan.rollback is not None or self._progress.rollback(self.samples.rollbacks) is not None
-            if not goes_back or plan.policy_version in self._progress.steps:
+            if not (goes_back or isinstance(error, ServiceRefused)) or plan.policy_version in self._progress.steps:
                 raise
             await self._reject(plan, rejection(plan, str(error), step_ms=0, now_ms=now_ms()))
         return True

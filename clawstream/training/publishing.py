@@ -220,7 +220,8 @@ def harm(before: Sequence[AnswerLikelihood], after: Sequence[AnswerLikelihood], 
 
     `kl_nats` bounds how far a step may move the policy, per token. `before` and `after` hold the same answers.
     """
-    if not all(isfinite(number) for one in after for number in (*one.logps, one.entropy_nats or 0.0)):
+    told = (number for one in after for number in (*one.logps, one.entropy_nats) if number is not None)
+    if not all(map(isfinite, told)):
         return "log-probs of the policy after the step are not finite numbers"
     moved = _interval([_kl(b.logps, a.logps) for b, a in zip(before, after, strict=True)])
     if moved is not None and moved[0] > kl_nats:

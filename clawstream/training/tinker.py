@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clawstream.config import TrainingSettings
-from clawstream.errors import GradientNotFinite, ServiceRefused, StepRefused, UnusableCheckpoint
+from clawstream.errors import GradientNotFinite, UnusableCheckpoint
 from clawstream.inference.model_folder import ADAPTER_CONFIG, fingerprint
 from clawstream.inference.tinker_service import SNAPSHOT, STATE, TinkerService, last_logprobs, model_input
 from clawstream.training.gating import ends_of, written_answer
@@ -25,7 +25,7 @@ from clawstream.training.model import Model, TokenScores, Weights
 from clawstream.training.publishing import AnswerLikelihood, WrittenAnswer
 from clawstream.training.step.batch_loss import BatchLoss
 from clawstream.training.step.losses import Suffix
-from clawstream.training.step.trainer import BETAS, MAX_GRAD_NORM, WEIGHT_DECAY, StepSummary, Trainer
+from clawstream.training.step.trainer import BETAS, MAX_GRAD_NORM, WEIGHT_DECAY, Trainer
 
 CLIPS = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.28}
 ADAM_EPS = 1e-12  # the API's own: a service may scale gradients down by as much as answers have tokens
@@ -239,13 +239,6 @@ class TinkerTrainer(Trainer):
     def save_state(self, folder: Path) -> None:
         """Write what `restore` needs beside the names in the version's folder."""
         self._save_facts(folder)
-
-    def update(self, *given: Any, **options: Any) -> StepSummary:
-        """Take a step as any trainer does; a request that the service refuses for good refuses the step."""
-        try:
-            return super().update(*given, **options)
-        except ServiceRefused as error:
-            raise StepRefused(str(error)) from error
 
     def settle(self, folder: Path) -> None:
         """Go on from the weights and the state that were saved together with the version in use."""

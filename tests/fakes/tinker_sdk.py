@@ -7,13 +7,13 @@ same checks run against a real server by the real SDK in tests/system/tinker/tes
 
 import importlib.machinery
 import sys
-import time
 import types as python
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -52,8 +52,9 @@ class FakeTinker:
         self.fails: Exception | None = None
         self.calls: list[str] = []
         self.forget_values = 0  # log-probs that are left out of each answer
-        self.refuses: Exception | None = None  # what every `forward` is answered with
-        self.hangs = False  # answers, and the opening of sessions, do not come
+        self.refuses: list[Exception] = []  # what the next calls of `forward` are answered with
+        self.flows = Event()  # while it is not set, answers and the opening of sessions do not come
+        self.flows.set()
         self.wraps = False  # clients come as futures, as from newer SDKs
         self.sampled: list[Any] = []  # the parameters of each answer that was asked for
         self.started = 0  # how often it was: sessions and clients of an earlier start are not known any more
@@ -63,7 +64,7 @@ class FakeTinker:
         """Return a future of the value, or of the failure that a client of that start has now."""
         self.calls.append(what)
         future: Future[T] = Future()
-        if self.hangs:
+        if not self.flows.is_set():
             return future
         try:
             self.refuse(since)
@@ -101,8 +102,7 @@ class ServiceClient:
     def __init__(self, *, base_url: str | None, api_key: str) -> None:
         assert api_key.startswith("tml-"), "the SDK refuses any other key"
         self.base_url = base_url
-        while self.fake.hangs:
-            time.sleep(0.01)
+        self.fake.flows.wait(timeout=60)
         self.fake.refuse()
         self._since = self.fake.started
 
@@ -149,9 +149,9 @@ class TrainingClient:
 
     def forward(self, data: Sequence[Any], loss_fn: str) -> "Future[object]":
         assert loss_fn == "cross_entropy"
-        if self._fake.refuses is not None:
+        if self._fake.refuses:
             refused: Future[object] = Future()
-            refused.set_exception(self._fake.refuses)
+            refused.set_exception(self._fake.refuses.pop(0))
             return refused
         with torch.no_grad():
             logps = [self._logp(one) for one in data]
@@ -217,7 +217,7 @@ class SamplingClient:
     def sample(self, *, prompt: Any, num_samples: int, sampling_params: Any) -> "Future[object]":
         assert num_samples == 1
         self._fake.sampled.append(sampling_params)
-        if self._fake.hangs or not self._fake.knows(self._since):
+        if not self._fake.flows.is_set() or not self._fake.knows(self._since):
             return self._fake.done("sample", None, since=self._since)
         question = Suffix(tuple(prompt.ids), (0,), sampling_params.temperature)
         tokens = self._drawn(question, sampling_params)

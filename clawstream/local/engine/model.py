@@ -202,7 +202,7 @@ class RowModel:
         self.architectures = list(config.architectures or [])
         self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._probe = [token % self.vocab_size for token in (3, 1, 4, 1, 5, 9, 2, 6, 5, 3)]
-        self.eos_token_ids = frozenset(_eos_ids(path, config.eos_token_id))
+        self.eos_token_ids = frozenset(eos_ids(path, config.eos_token_id))
         expected = self._reference_logprobs()
         model.set_attn_implementation(NAME)
         self._check_exact(path, expected)
@@ -296,7 +296,7 @@ def _multiplied(layer: nn.Linear, packed: Any, input_1NI: Tensor) -> Tensor:
     return product_1NO
 
 
-def _eos_ids(path: str, configured: int | list[int] | None) -> set[int]:
+def eos_ids(path: str, configured: int | list[int] | None) -> set[int]:
     named = [configured]
     if (Path(path) / "generation_config.json").is_file():
         named.append(GenerationConfig.from_pretrained(path).eos_token_id)

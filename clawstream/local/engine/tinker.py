@@ -6,10 +6,8 @@ alone. Answers come back whole. The service tells log-probs at temperature 1, so
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from clawstream.inference.engine import WeightsSpan
 from clawstream.inference.model_folder import text_config
 from clawstream.inference.service import CommandResult, ConnectionDropped
 from clawstream.inference.tinker_service import TinkerService, last_logprobs, model_input, snapshot_in
+from clawstream.local.engine.model import eos_ids
 from clawstream.local.engine.rows import Decode
 
 log = logging.getLogger(__name__)
@@ -155,7 +154,7 @@ class TinkerBackend:
         # The service tells them at temperature 1; of another distribution there are none.
         known = sampling.temperature in (0.0, 1.0) and sampling.top_p == 1.0 and sampling.top_k is None
         answer.token_ids = tokens[:num]
-        answer.logprobs = [min(float(value), 0.0) if known else None for value in values[:num]]
+        answer.logprobs = [float(value) if known else None for value in values[:num]]
         answer.completion_tokens = num
         answer.weight_versions = (WeightsSpan(BASE, num),)
 
@@ -215,8 +214,10 @@ class TinkerBackend:
             return CommandResult(success=False, message=f"adapter {name} is loaded already; unload it first")
         try:
             await self._snapshots.load(name, path)
-        except (ValueError, ClawstreamError) as error:
+        except (ValueError, UnusableCheckpoint) as error:
             return CommandResult(success=False, message=str(error))
+        except ClawstreamError as error:  # that says nothing of the version, which is to be offered again
+            raise RequestRefused(str(error), 503) from error
         log.info("adapter loaded name=%s path=%s", name, path)
         return CommandResult(success=True, message="")
 
@@ -310,11 +311,6 @@ async def _watch(backend: TinkerBackend) -> None:
         await backend.look()
 
 
-def ends_in(folder: Path) -> list[int]:
+def ends_in(folder: Path) -> tuple[int, ...]:
     """Return the tokens that end an answer, as the folder's files name them."""
-    for name in ("generation_config.json", "config.json"):
-        with suppress(OSError, ValueError):
-            found = json.loads((folder / name).read_bytes()).get("eos_token_id")
-            if found is not None:
-                return list(found) if isinstance(found, list) else [found]
-    return []
+    return tuple(sorted(eos_ids(str(folder), (text_config(folder) or {}).get("eos_token_id"))))

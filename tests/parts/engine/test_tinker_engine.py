@@ -59,8 +59,8 @@ async def subject(models: tuple[Path, Path]) -> AsyncIterator[Subject]:
             yield Subject(engine=engine, backend=backend, fake=fake, service=service, model=base)
 
 
-async def answer(engine: SglangEngine, lora_name: str | None = None, **sampling: object) -> Chunk:
-    params = SamplingParams(**({"max_new_tokens": 6, "temperature": 0.0} | sampling))  # type: ignore[arg-type]
+async def answer(engine: SglangEngine, lora_name: str | None = None, **sampling: Any) -> Chunk:
+    params = SamplingParams(**({"max_new_tokens": 6, "temperature": 0.0} | sampling))
     request = GenerateRequest(input_ids=PROMPT, sampling=params, lora_name=lora_name)
     (chunk,) = [chunk async for chunk in engine.generate(request)]
     return chunk
@@ -135,6 +135,18 @@ async def test_a_folder_that_names_no_snapshot_is_not_loaded(subject: Subject, t
     assert await subject.engine.lora_adapters() == ()
 
 
+async def test_a_version_that_comes_while_the_service_is_away_is_offered_again(
+    subject: Subject, tmp_path: Path
+) -> None:
+    """It is not rejected: that would be for good."""
+    folder = version(subject, tmp_path / "v000001")
+    subject.fake.fails = APIConnectionError("refused")
+    with pytest.raises(TryLater, match="no answer"):
+        await subject.engine.load_lora_adapter("policy-v1", str(folder))
+    subject.fake.fails = None
+    await subject.engine.load_lora_adapter("policy-v1", str(folder))
+
+
 @pytest.mark.parametrize("wanted", [{"min_p": 0.1}, {"frequency_penalty": 0.5}, {"regex": "a+"}])
 async def test_what_the_service_can_t_sample_is_refused(subject: Subject, wanted: dict[str, object]) -> None:
     body = {"input_ids": list(PROMPT), "sampling_params": {"max_new_tokens": 2, **wanted}}
@@ -206,7 +218,7 @@ async def test_only_answers_at_temperature_1_have_log_probs(subject: Subject) ->
 
 async def test_a_request_that_waits_is_dropped_once_the_service_gives_no_sign_of_life(subject: Subject) -> None:
     await answer(subject.engine)
-    subject.fake.hangs = True
+    subject.fake.flows.clear()
     waiting = asyncio.create_task(answer(subject.engine))
     while subject.backend.server_info()["internal_states"] != [{"num_requests": 1}]:
         await asyncio.sleep(0.01)
@@ -221,7 +233,7 @@ async def test_a_request_that_waits_is_dropped_once_the_service_gives_no_sign_of
 
 async def test_a_client_that_goes_away_ends_its_request(subject: Subject) -> None:
     await answer(subject.engine)
-    subject.fake.hangs = True
+    subject.fake.flows.clear()
     waiting = asyncio.create_task(answer(subject.engine))
     async with asyncio.timeout(10):
         for num in (1, 0):
@@ -248,11 +260,11 @@ async def test_a_session_that_does_not_open_is_a_service_that_is_away(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("clawstream.inference.tinker_service.PRESENT_WITHIN_S", 0.1)
-    subject.fake.hangs = True
+    subject.fake.flows.clear()
     async with asyncio.timeout(10):
         with pytest.raises(ServiceAway, match="no answer for a sign of life"):
             await subject.service.present()
-    subject.fake.hangs = False
+    subject.fake.flows.set()
     await subject.service.present()
 
 
@@ -303,8 +315,8 @@ async def until_health(session: aiohttp.ClientSession, url: str, status: int) ->
 def test_engines_of_somebody_else_and_a_base_that_the_hosted_service_can_t_know_are_refused(
     models: tuple[Path, Path],
 ) -> None:
-    def asked(**sections: object) -> Settings:
-        return Settings(environment=False, **sections)  # type: ignore[arg-type]
+    def asked(**sections: Any) -> Settings:
+        return Settings(environment=False, **sections)
 
     with pytest.raises(ConfigError, match=r"engine\.urls names http://127\.0\.0\.1:1"):
         with_base(asked(engine={"urls": ["http://127.0.0.1:1"], "model_path": models[0]}), None)

@@ -1,6 +1,7 @@
 """A policy that a service trains: the numbers are the local trainer's, and nothing is lost where the service fails."""
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -258,17 +259,18 @@ def test_a_step_that_asks_for_nothing_sends_nothing(base: Path, fake: FakeTinker
     assert "optim_step" not in fake.calls
 
 
-def test_a_request_that_the_service_refuses_for_good_refuses_the_step(
+async def test_a_request_that_the_service_refuses_for_good_refuses_the_step_alone(
     base: Path, tmp_path: Path, fake: FakeTinker
 ) -> None:
-    of = stepper(base)
-    first = step(of, plan(1, SAMPLES, TINKER), tmp_path)
-    fake.refuses = APIStatusError("the prompt is longer than 32768 tokens", 400)
-    found = of.execute(
-        plan(2, SAMPLES, TINKER, parent=1), tuple(SAMPLES), parent=first, versions=tmp_path, recorded=None
-    )
-    assert isinstance(found, StepRejected)
-    assert "32768 tokens" in found.reason
+    log, chosen = MemoryLog(MemoryBroker()), served_by_a_service(base, tmp_path)
+    await log.append(SAMPLES[:3])
+    await trained_until(log, chosen, 1)
+    fake.refuses = [APIStatusError("the prompt is longer than 32768 tokens", 400)]
+    await log.append(SAMPLES[3:])
+    await log.append([tiny.sample(f"more{i}") for i in range(3)])
+    events = await trained_until(log, chosen, 3)
+    (rejected,) = [event for event in events if isinstance(event, StepRejected)]
+    assert (rejected.policy_version, "32768 tokens" in rejected.reason) == (2, True)
 
 
 @pytest.mark.usefixtures("fake")
@@ -375,6 +377,6 @@ def test_the_hosted_service_asks_for_a_key(base: Path, monkeypatch: pytest.Monke
 
 
 def test_without_the_sdk_the_extra_is_named(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clawstream.inference.tinker_service.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "tinker", None)  # as where it is not installed
     with pytest.raises(ConfigError, match="--extra tinker"):
         service(base)
