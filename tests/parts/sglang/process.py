@@ -42,14 +42,14 @@ def sglang_engine(model: Path, port: int, *arguments: str) -> Iterator[str]:
         server.stop()
 
 
-def wait_until_ready(server: ServerProcess, port: int, name: str = "SGLang") -> None:
+def wait_until_ready(server: ServerProcess, port: int, name: str = "SGLang", page: str = "/health") -> None:
     """Return once its health is good; raises AssertionError with the end of its log."""
     end = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < end:
         if (status := server.exit_status()) is not None:
             raise AssertionError(f"{name} ended with {status}:\n{server.log_tail(30)}")
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{page}", timeout=10) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, ConnectionError, TimeoutError):

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,10 @@ class Composed:
 
     def wait_healthy(self, *services: str) -> None:
         for service in services:
-            self.wait(
-                lambda service=service: self.podman.ran("healthcheck", "run", self.container(service)).returncode == 0,  # type: ignore[misc]
-                f"{service} healthy", within_s=HEALTHY_WITHIN_S,
-            )  # fmt: skip
+            self.wait(partial(self._is_healthy, service), f"{service} healthy", within_s=HEALTHY_WITHIN_S)
+
+    def _is_healthy(self, service: str) -> bool:
+        return self.podman.ran("healthcheck", "run", self.container(service)).returncode == 0
 
     def wait(self, holds: Callable[[], bool], what: str, *, within_s: float) -> None:
         """Return once it holds; raises PartUnavailable with the last words of every container."""

@@ -7,12 +7,8 @@ on a CPU, and is lent ours. The processes that speak to it find the SDK in a fol
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +16,10 @@ from pathlib import Path
 from clawstream import locks
 from clawstream.local.servers import accounts
 from clawstream.local.servers.server_process import ServerProcess, reserved
+from tests.parts.sglang.installation import INSTALL_WITHIN_S, run
+from tests.parts.sglang.process import wait_until_ready
 
 SKYRL, SDK = "0.3.0", "0.18.2"
-INSTALL_WITHIN_S = 900.0
-READY_WITHIN_S = 300.0
 # What it does not have comes from the environment around it. Before Python 3.12 pydantic wants another TypedDict.
 _LENT = (
     "import sys, typing, typing_extensions; typing.TypedDict = typing_extensions.TypedDict; sys.path.append({site!r})\n"
@@ -63,24 +59,17 @@ def installation() -> SkyrlInstallation:
         without = folder / "without.txt"
         without.write_text(_NOT_AGAIN)
         python = found.environment / "bin" / "python"
-        _run(*uv, "venv", "-q", "--python", "3.11", str(found.environment))
-        _run(
+        run((*uv, "venv", "-q", "--python", "3.11", str(found.environment)))
+        run((
             *uv, "pip", "install", "-q", "--python", str(python), "--override", str(without),
             f"skyrl[tinker,jax]=={SKYRL}", f"tinker=={SDK}", "aiohttp",
-        )  # fmt: skip
-        site = Path(_run(str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])").strip())
+        ))  # fmt: skip
+        site = Path(run((str(python), "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])")).strip())
         (site / "lent.pth").write_text(_LENT.format(site=sysconfig.get_paths()["purelib"]))
         needed = ("h2", "hpack", "hyperframe", "sniffio", "distro", "zstandard", "protobuf", "httpx-aiohttp")
-        _run(*uv, "pip", "install", "-q", "--no-deps", "--target", str(found.sdk), f"tinker=={SDK}", *needed)
+        run((*uv, "pip", "install", "-q", "--no-deps", "--target", str(found.sdk), f"tinker=={SDK}", *needed))
         whole.touch()
     return found
-
-
-def _run(*command: str) -> str:
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=INSTALL_WITHIN_S)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout
 
 
 @contextlib.contextmanager
@@ -90,7 +79,7 @@ def service(base: Path, folder: Path, *, port: int | None = None) -> Iterator[st
         at = port or stack.enter_context(reserved())
         server = started(base, folder, at)
         try:
-            until_ready(server, at)
+            wait_until_ready(server, at, "SkyRL", page="/api/v1/healthz")
             yield f"http://127.0.0.1:{at}"
         finally:
             server.stop()
@@ -110,21 +99,6 @@ def started(base: Path, folder: Path, port: int) -> ServerProcess:
         "--database-url", f"sqlite:///{folder / 'service.db'}",
     ]  # fmt: skip
     return ServerProcess(command, folder=folder, log=folder / "skyrl.log", grace_s=10.0)
-
-
-def until_ready(server: ServerProcess, port: int) -> None:
-    """Return once the server answers."""
-    end = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < end:
-        if (status := server.exit_status()) is not None:
-            raise AssertionError(f"SkyRL ended with {status}:\n{server.log_tail(30)}")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/healthz", timeout=10) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.25)
-    raise AssertionError(f"no SkyRL on port {port} after {READY_WITHIN_S:g} s:\n{server.log_tail(30)}")
 
 
 def environment() -> dict[str, str]:

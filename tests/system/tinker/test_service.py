@@ -58,7 +58,7 @@ async def test_a_policy_learns_from_people_by_a_service(tmp_path: Path, monkeypa
     first, *_, last = record.scores
     assert record.versions[-1] == 4
     assert [step.num_samples >= 16 for step in record.steps] == [True] * len(record.steps)
-    assert last.score > first.score
+    assert last.score > first.score + 0.1, "more than chance: 200 problems"
     for version, folder in sorted(record.published.items())[1:]:  # the first is the base
         named = json.loads((folder / "adapter_config.json").read_text())
         assert named["sampler_path"].startswith("tinker://"), version
