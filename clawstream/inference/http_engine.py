@@ -8,6 +8,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import takewhile
 from typing import Any, ClassVar, TypeAlias
 
@@ -220,10 +221,13 @@ class HttpEngine(ABC):
         self, method: str, path: str, body: Mapping[str, object] | None, patience: aiohttp.ClientTimeout
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         data = None if body is None else orjson.dumps(body)
+        ask = partial(self._session.request, method, self._url + path, data=data, headers=PLAIN, timeout=patience)
         try:
-            async with self._session.request(
-                method, self._url + path, data=data, headers=PLAIN, timeout=patience, **ASKING
-            ) as response:
+            try:
+                response = await ask(**ASKING)
+            except aiohttp.ServerDisconnectedError:  # an idle connection, which the engine closed at that moment
+                response = await ask(**ASKING)
+            async with response:
                 yield response
         except (TimeoutError, aiohttp.ClientError, ConnectionError) as error:
             why = shown(str(error)) or type(error).__name__

@@ -58,6 +58,32 @@ async def test_connection_cut_in_the_stream_is_for_later(engine: SglangEngine, b
     assert await tokens(engine) == list(range(10, 18))
 
 
+async def test_a_request_on_a_connection_that_the_engine_just_closed_is_sent_again_once() -> None:
+    """As a busy process does that is late to hear of the close: no request is refused for it."""
+    asked: list[int] = []
+    body = b'{"data": []}'
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answers = 1  # then the connection ends without an answer, whatever is asked
+        while await reader.readuntil(b"{}"):
+            asked.append(answers)
+            if not answers or len(asked) > 3:
+                break
+            answers = 0
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, aiohttp.ClientSession() as session:
+        engine = SglangEngine(session, f"http://127.0.0.1:{port}", control_s=5)
+        assert await engine._post("/any", {}) == {"data": []}
+        assert await engine._post("/any", {}) == {"data": []}
+        assert asked == [1, 0, 1], "the second was sent again, on a connection of its own"
+        with pytest.raises(TryLater, match="Server disconnected"):
+            await engine._post("/any", {})
+
+
 @pytest.mark.parametrize(
     ("status", "error"), [(400, EngineRefused), (503, TryLater), (429, TryLater), (401, TryLater), (404, TryLater)]
 )
