@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from clawstream.inference.model_folder import STATE_FOLDER
-from clawstream.training.processes import Team
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.stepping import Team
 
 
 def keep(trainer: Trainer | Team, folder: Path) -> Path:

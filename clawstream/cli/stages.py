@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from clawstream.errors import ConfigError
 if TYPE_CHECKING:
     from clawstream.stream.kafka.kafka_log import KafkaLog
     from clawstream.stream.stage import Stage
+    from clawstream.training.processes import Ranks
 
 
 def engine(
@@ -194,6 +196,16 @@ def train(
 ) -> None:
     """Train on samples in micro-batches; publish a version after each step."""
     settings = _settings(context, "train")
+    from clawstream.training.processes import ranks_of
+
+    with ranks_of(settings.training) or nullcontext() as ranks:
+        if ranks is not None and ranks.rank > 0:
+            ranks.serve()
+        else:
+            _lead(settings, samples_of, from_policy, ranks)
+
+
+def _lead(settings: Settings, samples_of: str | None, from_policy: int, ranks: "Ranks | None") -> None:
     from clawstream.local.installation import name_base
     from clawstream.training.loop import train as loop
 
@@ -208,7 +220,7 @@ def train(
         async def live(log: "KafkaLog", stop: asyncio.Event) -> None:
             await name_base(log, settings)
             async with offering(settings.weights, settings.checkpoints_dir):
-                await loop(settings, log, stop=stop)
+                await loop(settings, log, stop=stop, ranks=ranks)
 
         _with_log(settings, "train", live)
         return
@@ -221,7 +233,7 @@ def train(
     async def main(log: "KafkaLog", stop: asyncio.Event) -> None:
         (await Registry.read(log)).finished(name)
         await name_base(log, own)
-        await loop(own, log, stop=stop, retraining=what)
+        await loop(own, log, stop=stop, retraining=what, ranks=ranks)
 
     with broker(settings) as reached:
         _with_log(reached, "train", main)

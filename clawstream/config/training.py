@@ -171,7 +171,7 @@ class TrainingSettings(Section):
         ge=0,
         description="where not set, 1e-5, or 1e-4 with lora_rank; 0: every version is the base, a control",
     )
-    processes: int = Field(1, ge=1, description="of the trainer, on this machine; each has a GPU of its own, if any")
+    processes: int = Field(1, ge=1, description="of the trainer; each has a GPU of its own, if any")
     tensor_parallel: int = Field(
         1, ge=1, description="megatron: processes that share each matrix, and between matrices the tokens"
     )

@@ -2,6 +2,7 @@
 in files, the base's and those that trainers write.
 """
 
+import json
 import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
@@ -22,7 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
-from clawstream.inference.model_folder import TensorHeader, tensor_headers, text_config
+from clawstream.inference.model_folder import INDEX, TensorHeader, tensor_headers, text_config
 from clawstream.training.batches.trainable import ModelLimits
 
 _ONE_THREAD_BYTES = 80_000_000  # of weights: 20 million parameters, the embedded engine's limit too
@@ -242,3 +245,22 @@ def _tensor(file: Path, name: str) -> Tensor:
 def key(kind: str, name: str) -> str:
     """Return the name that a tensor of this kind has in a file; of the kind "" it is the tensor's own."""
     return f"{kind}/{name}" if kind else name
+
+
+def write_parts(folder: Path, stem: str, mine: Mapping[str, Tensor]) -> None:
+    """Write this process' tensors, which are in main memory, to a numbered file; all processes call this together.
+
+    If `stem` is "model", the first process also writes the index by which engines find each tensor.
+    """
+    rank, count = dist.get_rank(), dist.get_world_size()
+    file = f"{stem}-{rank + 1:05d}-of-{count:05d}.safetensors"
+    if mine:
+        save_file({name: value.contiguous() for name, value in mine.items()}, folder / file, metadata={"format": "pt"})
+    listed: list[list[str]] = [[] for _ in range(count)]
+    dist.all_gather_object(listed, [file, *mine])
+    if rank == 0 and stem == "model":
+        file_of = {name: names[0] for names in listed for name in names[1:]}
+        size = sum((folder / part).stat().st_size for part in set(file_of.values()))
+        body = {"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}
+        (folder / INDEX).write_text(json.dumps(body, indent=1))
+    dist.barrier()

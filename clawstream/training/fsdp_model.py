@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from clawstream.errors import ConfigError, UnusableCheckpoint
 from clawstream.inference.model_folder import tensor_headers, weight_files
-from clawstream.training.base_folder import copy_words, freeze_in, key, tensors_of, unread
+from clawstream.training.base_folder import copy_words, freeze_in, key, tensors_of, unread, write_parts
 from clawstream.training.model import (
     AnswerTensors,
     Read,
@@ -31,7 +31,6 @@ from clawstream.training.model import (
     TokenScores,
     Weights,
 )
-from clawstream.training.processes import write_parts
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.packing import shares
 from clawstream.training.torch_model import TorchModel

@@ -27,15 +27,19 @@ from clawstream.training.batches.following import Retraining, policies_of
 from clawstream.training.batches.quarantine import TrainingQuarantine
 from clawstream.training.checkpoints import alone_on
 from clawstream.training.policy_loop import PolicyLoop, SharedParts
-from clawstream.training.stepping import Stepper, refuse_what_cannot_be
+from clawstream.training.processes import Ranks
+from clawstream.training.stepping import Stepper, refuse_unlike_machines, refuse_what_cannot_be
 
 log = logging.getLogger(__name__)
 
 
 async def train(
-    settings: Settings, training_log: Log, *, stop: asyncio.Event, retraining: Retraining | None = None
-) -> None:
+    settings: Settings, training_log: Log, *, stop: asyncio.Event, retraining: Retraining | None = None,
+    ranks: Ranks | None = None,
+) -> None:  # fmt: skip
     """Train until `stop`, making at most `max_updates` updates; with `retraining`, until all samples are used.
+
+    On several machines this is what the first of torchrun's `ranks` does; the others serve it.
 
     Where there are adapters beside the shared one, their policies take turns, a step at a time. Before each plan the
     control topic decides which samples are used: the live ones, or those of the promoted replay. A step that has begun
@@ -47,9 +51,12 @@ async def train(
     that the newest step read; SamplesGone when a plan's samples are past their retention; TooManyFailures when more
     than one in a hundred records can't be used.
     """
-    refuse_what_cannot_be(settings.engine.base_policy, settings.training)
+    base = settings.engine.base_policy
+    refuse_what_cannot_be(base, settings.training)
+    if ranks is not None:
+        refuse_unlike_machines(ranks, base, settings.checkpoints_dir, settings.cache_dir)
     with alone_on(settings.checkpoints_dir), ThreadPoolExecutor(1, "torch") as thread:
-        policies = _Policies(settings, training_log, thread, retraining)
+        policies = _Policies(settings, training_log, thread, retraining, ranks)
         stopping = asyncio.create_task(stop.wait())
         try:
             await policies.open()
@@ -70,14 +77,15 @@ class _Policies:
     """
 
     def __init__(
-        self, settings: Settings, training_log: Log, thread: ThreadPoolExecutor, retraining: Retraining | None
-    ) -> None:
+        self, settings: Settings, training_log: Log, thread: ThreadPoolExecutor, retraining: Retraining | None,
+        ranks: Ranks | None,
+    ) -> None:  # fmt: skip
         self._by_key = settings.policy.by_key and retraining is None
         training_log = SharedLog.of(training_log) if self._by_key else training_log
         base, arrived = settings.engine.base_policy, asyncio.Event()
         limits = limits_of(base)
         service = TinkerService(settings) if settings.training.by_service else None
-        stepper = Stepper(base, limits, machine=settings.training, service=service)
+        stepper = Stepper(base, limits, machine=settings.training, service=service, ranks=ranks)
         quarantine = TrainingQuarantine(topics.SAMPLES, training_log, on_change=arrived.set)
         self._settings = settings
         self._parts = SharedParts(training_log, thread, stepper, limits, arrived, quarantine)

@@ -1,26 +1,25 @@
-"""The processes of a trainer: how they are started, asked and ended, and which part of a tensor each copy keeps.
+"""The processes of a trainer: how they are started, asked and ended.
 
 All processes are asked the same thing, one thing at a time. If one ends, their common work is lost, so all are ended.
-Processes that hold copies of a model divide AdamW's moments: AdamW moves each number by itself, so it may be given any
-part of a tensor. A part is a flat view of the whole tensor; the last parts may be shorter, or empty.
+Those of one machine are started here; those of several machines by torchrun, which starts all of them again if one
+ends.
 """
 
 import contextlib
 import ctypes
 import importlib
-import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.util import find_spec
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -28,103 +27,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 from torch import distributed as dist
-from torch.nn import functional
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is documented there
+from torch.distributed.rendezvous import rendezvous
 
 from clawstream.config import TrainingSettings, stay_on_this_machine
-from clawstream.errors import ConfigError, OperatorError, PartUnavailable, StepRefused
-from clawstream.events import SampleAssembled
-from clawstream.inference.model_folder import INDEX
-from clawstream.training.base_folder import threads_for
-from clawstream.training.model import Model
-from clawstream.training.step.trainer import StepSummary, Trainer, load_options
+from clawstream.errors import ConfigError, OperatorError, PartUnavailable
 
 JOIN_S = 10.0
 LOST_WITHIN_S = 2.0  # after one process' error, how long to look for another that ended and caused it
 # After so long a wait a process takes another for lost. In one step no two processes differ by as much.
 PATIENCE_S = 600.0
+LOOK_AGAIN_S = 10.0
 _PR_SET_PDEATHSIG = 1  # prctl(2)
-_MEMBER = "clawstream.training.processes"
-
-
-def part(whole: Tensor, copies: dist.ProcessGroup) -> Tensor:
-    """Return the part [n] of a contiguous tensor that this copy keeps, as a view."""
-    size = _size(whole.numel(), copies)
-    return whole.view(-1)[copies.rank() * size : (copies.rank() + 1) * size]
-
-
-def spread(whole: Tensor, copies: dist.ProcessGroup) -> None:
-    """Fill every copy's tensor with the parts that the other copies keep."""
-    if copies.size() == 1:
-        return
-    mine = _padded(part(whole, copies), whole.numel(), copies)
-    everyone = mine.new_empty(mine.numel() * copies.size())
-    dist.all_gather_into_tensor(everyone, mine, group=copies)
-    whole.copy_(everyone[: whole.numel()].view_as(whole))
-
-
-def gathered(mine: Tensor, shape: torch.Size, copies: dist.ProcessGroup, rank: int) -> Tensor | None:
-    """Return the whole tensor of this shape on the named copy, from all copies' parts; None on the others."""
-    padded = _padded(mine, shape.numel(), copies)
-    parts = [torch.empty_like(padded) for _ in range(copies.size())] if copies.rank() == rank else None
-    dist.gather(padded, parts, dst=dist.get_global_rank(copies, rank), group=copies)
-    return None if parts is None else torch.cat(parts)[: shape.numel()].view(shape)
-
-
-def _size(numbers: int, copies: dist.ProcessGroup) -> int:
-    return -(-numbers // copies.size())
-
-
-def _padded(mine: Tensor, numbers: int, copies: dist.ProcessGroup) -> Tensor:
-    return functional.pad(mine, (0, _size(numbers, copies) - mine.numel()))
-
-
-def write_parts(folder: Path, stem: str, mine: Mapping[str, Tensor]) -> None:
-    """Write this process' tensors, which are in main memory, to a numbered file; all processes call this together.
-
-    If `stem` is "model", the first process also writes the index by which engines find each tensor.
-    """
-    rank, count = dist.get_rank(), dist.get_world_size()
-    file = f"{stem}-{rank + 1:05d}-of-{count:05d}.safetensors"
-    if mine:
-        save_file({name: value.contiguous() for name, value in mine.items()}, folder / file, metadata={"format": "pt"})
-    listed: list[list[str]] = [[] for _ in range(count)]
-    dist.all_gather_object(listed, [file, *mine])
-    if rank == 0 and stem == "model":
-        file_of = {name: names[0] for names in listed for name in names[1:]}
-        size = sum((folder / part).stat().st_size for part in set(file_of.values()))
-        body = {"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}
-        (folder / INDEX).write_text(json.dumps(body, indent=1))
-    dist.barrier()
-
-
-def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
-    """Make the trainer, with this process' part of the base's model."""
-    state["trainer"] = Trainer(base, settings, device=device, model=_model(base, settings, device))
-
-
-def call(state: dict[str, Any], method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    """Call the trainer's method; all processes return the same. A refusal is returned, so that the processes go on."""
-    try:
-        return getattr(state["trainer"], method)(*args, **options)
-    except StepRefused as why:
-        return why
-
-
-def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
-    options = load_options(settings, device)
-    if settings.trainer == "torch":
-        from clawstream.training.fsdp_model import FsdpModel
-
-        return FsdpModel.load(base, **options)
-    from clawstream.training.megatron.model import MegatronModel, join
-    from clawstream.training.megatron.shape import sizes_of
-
-    sizes = sizes_of(settings)
-    join(sizes)
-    return MegatronModel.load(base, sizes, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +137,159 @@ class Processes:
         )
 
 
+class Ranks:
+    """The processes that torchrun started, on one machine or on several; the first asks all of them, itself too.
+
+    Each says in their common store when it is done: an error reaches the first process though others still wait for
+    each other.
+    """
+
+    def __init__(self, start: Start) -> None:
+        """Let them find each other; raises PartUnavailable where some are not there within `patience_s`."""
+        self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._start, self._state, self._number = start, dict[str, Any](), 0
+        patience = timedelta(seconds=start.patience_s)
+        with self._on_its_gpu(), self._reached():
+            store, rank, count = next(rendezvous("env://", timeout=patience))
+            self._store, group = PrefixStore("asking", store), PrefixStore("group", store)
+            dist.init_process_group(start.backend, store=group, rank=rank, world_size=count, timeout=patience)
+            self._talk: Any = dist.new_group(backend="gloo", timeout=patience)
+            self._store.set(f"at/{self.rank}", f"{self.rank} ({socket.gethostname()}, pid {os.getpid()})")
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
+        """End the others: with an error if this one has one, as then torchrun starts all of them again."""
+        with contextlib.suppress(RuntimeError):  # the store may have ended before
+            if self.rank == 0:
+                self._store.set(f"asked/{self._number}", "end" if error is None else "fail")
+            dist.destroy_process_group()
+
+    def close(self) -> None:
+        """Do nothing: they are there for the next trainer, until the block ends."""
+
+    def ask(self, work: str, *args: Any) -> list[Any]:
+        """Return what `work(state, *args)` returns in each process, as `Processes.ask` does; in the first alone.
+
+        Raises the first error that a process reported, or PartUnavailable where one was lost. Then all have to end.
+        """
+        with self._reached():
+            self._store.set(f"asked/{self._number}", "work")
+            dist.broadcast_object_list([work, args], src=0, group=self._talk)
+        return self._do(work, args)
+
+    def serve(self) -> None:
+        """Do what the first process asks for until it ends; raises PartUnavailable where it failed or was lost."""
+        for stopping in (signal.SIGINT, signal.SIGTERM) if os.environ["GROUP_RANK"] == "0" else ():
+            signal.signal(stopping, signal.SIG_IGN)  # the first process, on this machine, finishes its step
+        while (heard := self._heard()) == "work":
+            asked: list[Any] = [None, None]
+            with self._reached():
+                dist.broadcast_object_list(asked, src=0, group=self._talk)
+            self._do(*asked)
+        if heard == "fail":
+            raise PartUnavailable("the trainer's first process failed, as its output says. This one ends with it")
+
+    def _heard(self) -> str:
+        with self._reached():
+            while not self._is_there(f"asked/{self._number}", LOOK_AGAIN_S):
+                pass
+            return self._said(f"asked/{self._number}")
+
+    def _do(self, work: str, args: Sequence[Any]) -> list[Any]:
+        number, self._number = self._number, self._number + 1
+        with self._on_its_gpu():
+            error, value = _answer(work, self._state, args)
+        with self._reached():
+            if error is not None and self._store.add(f"failed/{number}", 1) == 1:
+                self._store.set(f"why/{number}", f"{type(error).__name__}: {error}")
+            self._store.set(f"done/{number}/{self.rank}", "")
+            if self.rank == 0:
+                error = self._failure(number, error)
+        if error is not None:
+            raise error
+        values: list[Any] = [None] * self.count
+        with self._reached():
+            dist.all_gather_object(values, value, group=self._talk)
+            if self.rank == 0:
+                for key in (f"asked/{number}", *(f"done/{number}/{rank}" for rank in range(self.count))):
+                    self._store.delete_key(key)
+        return values
+
+    def _failure(self, number: int, own: Exception | None) -> Exception | None:
+        """Return this process' error, or another's, or that some were lost; None once all are done without one."""
+        if isinstance(own, OperatorError):
+            return own
+        deadline = time.monotonic() + (self._start.patience_s if own is None else LOST_WITHIN_S)
+        others = range(1, self.count)
+        lost = [r for r in others if not self._is_there(f"done/{number}/{r}", deadline - time.monotonic())]
+        if lost:
+            return self._gone(", ".join(self._said(f"at/{rank}") for rank in lost))
+        if self._store.add(f"failed/{number}", 0) == 0:
+            return None
+        return PartUnavailable(f"a process of the trainer failed first: {self._said(f'why/{number}')}")
+
+    def _said(self, key: str) -> str:
+        return str(self._store.get(key), "utf-8")
+
+    def _is_there(self, key: str, within_s: float) -> bool:
+        try:
+            self._store.wait([key], timedelta(seconds=max(within_s, 0.01)))
+        except dist.DistStoreError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _reached(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # of a store or a group; not all are DistErrors
+            raise self._gone(f"some ({error})") from error
+
+    def _gone(self, which: str) -> PartUnavailable:
+        return PartUnavailable(
+            f"of the trainer's {self.count} processes, {which} can't be reached by process {self.rank}. The work they "
+            "had begun is lost; what is published stays. torchrun starts all of them again, up to --max-restarts "
+            "times, once as many machines are there as --nnodes says, and they go on from the newest checkpoint. If "
+            "they never find each other, name the interface between the machines in GLOO_SOCKET_IFNAME and "
+            "NCCL_SOCKET_IFNAME"
+        )
+
+    def _on_its_gpu(self) -> AbstractContextManager[None]:  # which one is the thread's own
+        if self._start.backend == "nccl":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return self._start.around()
+
+
+def ranks_of(training: TrainingSettings) -> Ranks | None:
+    """Return the processes that torchrun started, this one among them; None where it started none, or this one alone.
+
+    Raises ConfigError where they are not as many as the settings say, or would not find each other a second time.
+    """
+    count = int(os.environ["WORLD_SIZE"]) if by_torchrun() else 1
+    if count == 1:
+        return None
+    if training.processes != count:
+        raise ConfigError(
+            f"torchrun started {count} processes (--nnodes times --nproc-per-node), and training.processes = "
+            f"{training.processes}. Nothing is trained. Set it to {count}."
+        )
+    keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if keeps_store and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+        raise ConfigError(
+            "torchrun was given --max-restarts, and gives the processes that it starts again the addresses of those "
+            "that ended, which is torch's error 135712. Nothing is trained. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
+            "for torchrun on each machine, or leave --max-restarts out and have torchrun itself started again."
+        )
+    return Ranks(Start(backend="nccl" if torch.cuda.is_available() else "gloo"))
+
+
+def by_torchrun() -> bool:
+    """Return whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def _serve(connection: Connection, rank: int, count: int, store: Path, start: Start) -> None:
     """Do the work that is asked for until the connection closes."""
     for stopping in (signal.SIGINT, signal.SIGTERM):  # only the process that started this one heeds them
@@ -266,81 +334,3 @@ def _answer(work: str, state: dict[str, Any], args: Sequence[Any]) -> tuple[Exce
         return error, None
     except Exception:  # noqa: BLE001  # any error goes to the starting process, which raises it
         return RuntimeError(traceback.format_exc()), None
-
-
-class Team:
-    """The processes of a trainer; each holds a part of the policy, its moments and its reference.
-
-    All methods raise PartUnavailable where a process ended; then all processes are ended, and nothing more can be
-    asked.
-    """
-
-    def __init__(
-        self, base: Path, settings: TrainingSettings, *, device: str, processes: Processes | None = None
-    ) -> None:
-        """Start the trainer in `processes`, or in new ones; on the `device` "cuda" each has a GPU of its own."""
-        start = Start(backend="nccl" if device == "cuda" else "gloo", threads=threads_for(base))
-        self._processes = processes or Processes(settings.processes, start)
-        self._processes.ask(f"{_MEMBER}:begin", base, settings, device)
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process ids of its members."""
-        return self._processes.pids
-
-    def update(self, samples: Sequence[SampleAssembled], **options: Any) -> StepSummary:
-        """Take the steps of a version, as `Trainer.update` does with these options; StepRefused ends no process."""
-        outcome: StepSummary | StepRefused = self._call("update", tuple(samples), **options)
-        if isinstance(outcome, StepRefused):
-            raise outcome
-        return outcome
-
-    def choose_hints(self, samples: Sequence[SampleAssembled]) -> tuple[int, ...]:
-        """Return for each sample the number of the offered hint to train on, as `Trainer.choose_hints` does."""
-        chosen: tuple[int, ...] = self._call("choose_hints", tuple(samples))
-        return chosen
-
-    def save(self, folder: Path) -> None:
-        """Write what engines load."""
-        self._call("save", folder)
-
-    def save_state(self, folder: Path) -> None:
-        """Write what `restore` needs beside the weights, in any number of processes."""
-        self._call("save_state", folder)
-
-    def settle(self, folder: Path) -> None:
-        """Take over the weights that are published wherever those that were trained round to others."""
-        self._call("settle", folder)
-
-    def restore(self, folder: Path | None) -> None:
-        """Go on from a checkpoint of this policy, whichever trainer wrote it; None: from its start."""
-        self._call("restore", folder)
-
-    def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        return self._processes.ask(f"{_MEMBER}:call", method, args, options)[0]
-
-    def close(self) -> None:
-        """End the processes."""
-        self._processes.close()
-
-
-def device_of(settings: TrainingSettings, named: str) -> str:
-    """Return the team's device, given the one that a single process would use; raises ConfigError if there is none."""
-    if settings.trainer == "megatron" and find_spec("megatron") is None:
-        raise ConfigError(
-            'training.trainer = "megatron" needs megatron-core, which is not installed. Nothing is trained. Install '
-            "clawstream with its extra megatron."
-        )
-    if named == "cpu":
-        if settings.trainer == "megatron":
-            raise ConfigError(
-                'training.trainer = "megatron" needs a GPU for each of its processes, and torch sees none here. '
-                'Nothing is trained. Take "torch", which needs none.'
-            )
-        return "cpu"
-    if settings.processes > torch.cuda.device_count():
-        raise ConfigError(
-            f"training.processes = {settings.processes}, and torch sees {torch.cuda.device_count()} GPUs. Nothing is "
-            "trained. Take as many processes as GPUs, or fewer."
-        )
-    return "cuda"

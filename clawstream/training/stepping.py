@@ -1,20 +1,26 @@
-"""Executes plans, one after the other.
+"""Executes plans, one after the other; in one process, or in all of a team's.
 
 A plan that is executed again gives the same bytes on the same machine. If the log already has the step's outcome, its
 figures are taken from there, and the gate does not check the step again.
 """
 
 import logging
+import os
+import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import torch
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import ConfigError, StepRefused, UnusableCheckpoint
 from clawstream.events import BatchPlanned, SampleAssembled, StepRejected, StepTaken
+from clawstream.inference.model_folder import base_in
 from clawstream.inference.tinker_service import TinkerService
 from clawstream.stream.stage import now_ms
 from clawstream.training.base_folder import refuse_quantized, threads_for
@@ -23,11 +29,13 @@ from clawstream.training.batches.progress import rejection, step_taken
 from clawstream.training.batches.trainable import ModelLimits, flaw, with_offer
 from clawstream.training.checkpoints import Checkpoint, standing, write, write_state
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
-from clawstream.training.processes import Team, device_of
-from clawstream.training.step.trainer import Trainer
+from clawstream.training.model import Model
+from clawstream.training.processes import Processes, Ranks, Start, by_torchrun
+from clawstream.training.step.trainer import StepSummary, Trainer, load_options
 from clawstream.training.tinker import TinkerTrainer
 
 log = logging.getLogger(__name__)
+_MEMBER = "clawstream.training.stepping"
 
 
 _OF_THE_MACHINE = (
@@ -36,17 +44,99 @@ _OF_THE_MACHINE = (
 )  # fmt: skip
 
 
+def begin(state: dict[str, Any], base: Path, settings: TrainingSettings, device: str) -> None:
+    """Make the trainer, in place of an earlier one, with this process' part of the base's model."""
+    state.pop("trainer", None)  # memory may not hold two at once
+    if (threads := threads_for(base)) is not None:
+        torch.set_num_threads(threads)
+    state["trainer"] = Trainer(base, settings, device=device, model=_model(base, settings, device))
+
+
+def call(state: dict[str, Any], method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Call the trainer's method; all processes return the same. A refusal is returned, so that the processes go on."""
+    try:
+        return getattr(state["trainer"], method)(*args, **options)
+    except StepRefused as why:
+        return why
+
+
+def _model(base: Path, settings: TrainingSettings, device: str) -> Model:
+    options = load_options(settings, device)
+    if settings.trainer == "torch":
+        from clawstream.training.fsdp_model import FsdpModel
+
+        return FsdpModel.load(base, **options)
+    from clawstream.training.megatron.model import MegatronModel, join
+    from clawstream.training.megatron.shape import sizes_of
+
+    sizes = sizes_of(settings)
+    join(sizes)
+    return MegatronModel.load(base, sizes, **options)
+
+
+class Team:
+    """The processes of a trainer; each holds a part of the policy, its moments and its reference.
+
+    All methods raise PartUnavailable where a process ended; then all processes are ended, and nothing more can be
+    asked.
+    """
+
+    def __init__(
+        self, base: Path, settings: TrainingSettings, *, device: str, processes: Processes | Ranks | None = None
+    ) -> None:
+        """Start the trainer in `processes`, or in new ones; on the `device` "cuda" each has a GPU of its own."""
+        start = Start(backend="nccl" if device == "cuda" else "gloo")
+        self._processes = processes or Processes(settings.processes, start)
+        self._processes.ask(f"{_MEMBER}:begin", base, settings, device)
+
+    def update(self, samples: Sequence[SampleAssembled], **options: Any) -> StepSummary:
+        """Take the steps of a version, as `Trainer.update` does with these options; StepRefused ends no process."""
+        outcome: StepSummary | StepRefused = self._call("update", tuple(samples), **options)
+        if isinstance(outcome, StepRefused):
+            raise outcome
+        return outcome
+
+    def choose_hints(self, samples: Sequence[SampleAssembled]) -> tuple[int, ...]:
+        """Return for each sample the number of the offered hint to train on, as `Trainer.choose_hints` does."""
+        chosen: tuple[int, ...] = self._call("choose_hints", tuple(samples))
+        return chosen
+
+    def save(self, folder: Path) -> None:
+        """Write what engines load."""
+        self._call("save", folder)
+
+    def save_state(self, folder: Path) -> None:
+        """Write what `restore` needs beside the weights, in any number of processes."""
+        self._call("save_state", folder)
+
+    def settle(self, folder: Path) -> None:
+        """Take over the weights that are published wherever those that were trained round to others."""
+        self._call("settle", folder)
+
+    def restore(self, folder: Path | None) -> None:
+        """Go on from a checkpoint of this policy, whichever trainer wrote it; None: from its start."""
+        self._call("restore", folder)
+
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        return self._processes.ask(f"{_MEMBER}:call", method, args, options)[0]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._processes.close()
+
+
 class Stepper:
     """Holds a trainer, of one policy or in turn of several on one base; keeps it while the settings stay the same."""
 
     def __init__(
         self, base: Path, limits: ModelLimits, *, machine: TrainingSettings | None = None,
-        service: TinkerService | None = None,
+        service: TinkerService | None = None, ranks: Ranks | None = None,
     ) -> None:  # fmt: skip
         """`machine` says how this machine computes; None: each plan's own settings are used. `service` trains where the
-        settings say that a service does.
+        settings say that a service does; `ranks` are the processes of a team, where they are there already.
         """
         self._base = base
+        self._ranks = ranks
         self._service = service
         self._machine = machine
         self._limits = limits
@@ -180,7 +270,7 @@ class Stepper:
         self.close()
         if (threads := threads_for(self._base)) is not None:
             torch.set_num_threads(threads)
-        trainer = _start(self._base, training, self._service)
+        trainer = _start(self._base, training, self._service, self._ranks)
         if isinstance(trainer, Team):
             self._team = trainer
         if parent is not None:
@@ -226,7 +316,46 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
         refuse_what_is_not_cut(base, adapter=training.lora_rank is not None)
 
 
-def _start(base: Path, training: TrainingSettings, service: TinkerService | None) -> Trainer | Team:
+def refuse_unlike_machines(ranks: Ranks, base: Path, versions: Path, cache_dir: Path) -> None:
+    """Raise ConfigError where a process' machine has another base, or no access to the folder of versions."""
+    mark, text = versions / ".all-machines", uuid4().hex
+    try:
+        versions.mkdir(parents=True, exist_ok=True)
+        mark.write_text(text)
+        expected = (text, base_in(base, cache_dir).model_sha256)
+        problems = [found for found in ranks.ask(f"{_MEMBER}:unlike", base, mark, cache_dir, expected) if found]
+    finally:
+        mark.unlink(missing_ok=True)
+    if problems:
+        raise ConfigError(f"{problems[0]}. Nothing is trained")
+
+
+def unlike(
+    _state: dict[str, Any], base: Path, mark: Path, cache_dir: Path, expected: tuple[str, str | None]
+) -> str | None:
+    """Return what this machine has that the first one has not; None where there is nothing."""
+    host = socket.gethostname()
+    try:
+        same_folder = mark.read_text() == expected[0]
+    except OSError:
+        same_folder = False
+    if not same_folder:
+        return (
+            f"{host} does not see what the trainer's first machine writes to {mark.parent}. All of them write versions "
+            "there, each its own shards: mount one folder on all, and name it in training.save_dir"
+        )
+    if os.environ.get("LOCAL_RANK") != "0":  # one on each machine looks
+        return None
+    try:
+        found = base_in(base, cache_dir).model_sha256
+    except ConfigError as error:
+        return f"on {host} {error}"
+    return None if found == expected[1] else f"{host} has another model in {base} than the trainer's first machine"
+
+
+def _start(
+    base: Path, training: TrainingSettings, service: TinkerService | None, ranks: Ranks | None
+) -> Trainer | Team:
     if training.by_service:
         if service is None:
             raise ConfigError(
@@ -237,8 +366,31 @@ def _start(base: Path, training: TrainingSettings, service: TinkerService | None
     device = _device()
     if training.is_alone:
         return Trainer(base, training, device=device)
-    return Team(base, training, device=device_of(training, device))
+    return Team(base, training, device=device_of(training, device), processes=ranks)
 
 
 def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def device_of(settings: TrainingSettings, named: str) -> str:
+    """Return the team's device, given the one that a single process would use; raises ConfigError if there is none."""
+    if settings.trainer == "megatron" and find_spec("megatron") is None:
+        raise ConfigError(
+            'training.trainer = "megatron" needs megatron-core, which is not installed. Nothing is trained. Install '
+            "clawstream with its extra megatron."
+        )
+    if named == "cpu":
+        if settings.trainer == "megatron":
+            raise ConfigError(
+                'training.trainer = "megatron" needs a GPU for each of its processes, and torch sees none here. '
+                'Nothing is trained. Take "torch", which needs none.'
+            )
+        return "cpu"
+    here = int(os.environ["LOCAL_WORLD_SIZE"]) if by_torchrun() else settings.processes
+    if here > torch.cuda.device_count():
+        raise ConfigError(
+            f"{here} of training.processes = {settings.processes} are on this machine, and torch sees "
+            f"{torch.cuda.device_count()} GPUs. Nothing is trained. Take as many processes as GPUs, or fewer."
+        )
+    return "cuda"

@@ -29,11 +29,12 @@ from clawstream.training.base_folder import (
     stored_dtype,
     unread,
     with_adapter,
+    write_parts,
 )
 from clawstream.training.gating import PiecewiseCache
 from clawstream.training.megatron import reducing
 from clawstream.training.megatron.layers import gpt, read_by
-from clawstream.training.megatron.reducing import clip, reduce_gradients, run
+from clawstream.training.megatron.reducing import clip, part, reduce_gradients, run, spread
 from clawstream.training.megatron.shape import Shape, Sizes, configuration, frequencies, refuse_uneven, shape_of
 from clawstream.training.megatron.weights import (
     Folder,
@@ -50,7 +51,6 @@ from clawstream.training.model import (
     SharedModel,
     Weights,
 )
-from clawstream.training.processes import part, spread, write_parts
 from clawstream.training.step.losses import Answers, Suffix
 from clawstream.training.step.packing import shares
 

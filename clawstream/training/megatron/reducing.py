@@ -1,7 +1,11 @@
-"""What the processes of one model compute together: passes over pieces, sums of gradients, and log-probs.
+"""What the processes of one model compute together: passes over pieces, sums of gradients, and log-probs; and which
+part of a tensor each copy of a model keeps.
 
 No process sees another's logits: only maxima, sums and a few candidates are exchanged. N places, E tokens asked about
 at each of them, V the rows of this process that stand for a token, K the likeliest.
+
+Copies of a model divide AdamW's moments: AdamW moves each number by itself, so it may be given any part of a tensor. A
+part is a flat view of the whole tensor; the last parts may be shorter, or empty.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +17,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional
 
 from clawstream.training.megatron.shape import Shape, Sizes
 
@@ -155,3 +160,35 @@ def _summed(values: Tensor, rows: VocabularyRows) -> Tensor:
     """Sum over processes; what comes out is the same in all of them, and so is its gradient."""
     summed: Tensor = reduce_from_tensor_model_parallel_region(values.contiguous(), group=rows.group)
     return summed
+
+
+def part(whole: Tensor, copies: dist.ProcessGroup) -> Tensor:
+    """Return the part [n] of a contiguous tensor that this copy keeps, as a view."""
+    size = _size(whole.numel(), copies)
+    return whole.view(-1)[copies.rank() * size : (copies.rank() + 1) * size]
+
+
+def spread(whole: Tensor, copies: dist.ProcessGroup) -> None:
+    """Fill every copy's tensor with the parts that the other copies keep."""
+    if copies.size() == 1:
+        return
+    mine = _padded(part(whole, copies), whole.numel(), copies)
+    everyone = mine.new_empty(mine.numel() * copies.size())
+    dist.all_gather_into_tensor(everyone, mine, group=copies)
+    whole.copy_(everyone[: whole.numel()].view_as(whole))
+
+
+def gathered(mine: Tensor, shape: torch.Size, copies: dist.ProcessGroup, rank: int) -> Tensor | None:
+    """Return the whole tensor of this shape on the named copy, from all copies' parts; None on the others."""
+    padded = _padded(mine, shape.numel(), copies)
+    parts = [torch.empty_like(padded) for _ in range(copies.size())] if copies.rank() == rank else None
+    dist.gather(padded, parts, dst=dist.get_global_rank(copies, rank), group=copies)
+    return None if parts is None else torch.cat(parts)[: shape.numel()].view(shape)
+
+
+def _size(numbers: int, copies: dist.ProcessGroup) -> int:
+    return -(-numbers // copies.size())
+
+
+def _padded(mine: Tensor, numbers: int, copies: dist.ProcessGroup) -> Tensor:
+    return functional.pad(mine, (0, _size(numbers, copies) - mine.numel()))

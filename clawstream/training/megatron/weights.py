@@ -26,8 +26,8 @@ from torch.nn import functional
 from clawstream.errors import UnusableCheckpoint
 from clawstream.inference.model_folder import weight_files
 from clawstream.training.base_folder import key, tensors_of
+from clawstream.training.megatron.reducing import gathered
 from clawstream.training.megatron.shape import Shape, Sizes
-from clawstream.training.processes import gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from tests.parts.deploy.documents import document, documents
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MACHINES = DEPLOY / "kubernetes" / "machines"  # the trainer on several, in place of the one of train.yaml
 STAGES = (
     "turns",
     "judging",
@@ -296,3 +297,42 @@ def test_the_keys_of_clients_outlive_the_gateway(monkeypatch: pytest.MonkeyPatch
     [volume] = [volume for volume in pod["volumes"] if volume["name"] == mount]
     claims = [found["metadata"]["name"] for found in manifests() if found["kind"] == "PersistentVolumeClaim"]
     assert volume["persistentVolumeClaim"]["claimName"] in claims
+
+
+def test_the_trainers_machines_are_the_one_trainer_started_by_torchrun_on_each() -> None:
+    """But for the command, the GPUs and what they need between them, a machine's pod is that of train.yaml."""
+    job_set, *_ = documents((MACHINES / "train.yaml").read_text())
+    [machine] = job_set["spec"]["replicatedJobs"]
+    job = machine["template"] | {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "machine"}}
+    kubernetes_validate.validate(job, "1.33", strict=True)
+    pod = job["spec"]["template"]["spec"]
+    [one] = [spec for name, spec in pods() if name == "train"]
+    [many_machines], [alone] = pod["containers"], one["containers"]
+    assert {name for name in one if pod[name] != one[name]} == {"containers", "volumes"}
+    assert pod.keys() - one.keys() == {"restartPolicy"}
+    assert {name for name in alone if many_machines[name] != alone[name]} == {
+        "volumeMounts", "startupProbe", "livenessProbe", "resources",
+    }  # fmt: skip
+    script = many_machines["command"][2]
+    assert f"--nnodes {job['spec']['completions']} --nproc-per-node" in script
+    assert f"{job_set['metadata']['name']}-{machine['name']}-0-0.{job_set['metadata']['name']}:" in script
+    assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
+    [probe] = many_machines["livenessProbe"]["exec"]["command"][2:]
+    compile(probe, "probe", "exec")
+    listed = document((MACHINES / "kustomization.yaml").read_text())["resources"]
+    assert sorted(listed) == sorted(
+        ["..", *(path.name for path in MACHINES.glob("*.yaml") if path.stem != "kustomization")]
+    )
+    [policy] = documents((MACHINES / "network.yaml").read_text())
+    kubernetes_validate.validate(policy, "1.33", strict=True)
+
+
+def test_a_trainer_on_several_machines_is_a_unit_as_all_parts_are() -> None:
+    units = [
+        (DEPLOY / "systemd" / name).read_text().splitlines()
+        for name in ("clawstream@.service", "clawstream-machines.service")
+    ]
+    part, machines = (dict(line.split("=", 1) for line in unit if "=" in line and line[0] != "#") for unit in units)
+    same = {name for name in part if machines.get(name) == part[name]}
+    assert part.keys() - same == {"Description", "After", "ExecStart", "RestartPreventExitStatus"}
+    assert machines["ExecStart"].endswith("-m clawstream --config /etc/clawstream/clawstream.toml train")

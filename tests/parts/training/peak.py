@@ -6,8 +6,8 @@ from typing import Any
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
 from clawstream.events import SampleAssembled
-from clawstream.training.processes import begin
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.stepping import begin
 from tests.parts.training import tiny
 
 

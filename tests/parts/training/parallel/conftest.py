@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from clawstream.config import TrainingSettings
-from clawstream.training.processes import Processes, Start, Team
+from clawstream.training.processes import Processes, Start
+from clawstream.training.stepping import Team
 from tests.forks import forking
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu

@@ -12,8 +12,9 @@ from torch import distributed as dist
 from clawstream.config import TrainingSettings
 from clawstream.inference.model_folder import STATE_FOLDER
 from clawstream.training.base_folder import tensors_of
-from clawstream.training.processes import Processes, Team, part
+from clawstream.training.processes import Processes
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.stepping import Team
 from tests.parts.training.parallel.conftest import QUESTIONS, forked_processes
 from tests.parts.training.parallel.test_trainers import MIXED, same, settings_of, state, step, weights
 
@@ -40,7 +41,10 @@ def decaying(changes: dict[str, object]) -> TrainingSettings:
     return settings_of(changes).model_copy(update={"learning_rate": 5e-3})
 
 
+@pytest.mark.slow  # CI alone installs the extra `megatron`
 def test_a_weight_that_would_not_move_with_its_part_is_an_error() -> None:
+    from clawstream.training.megatron.reducing import part  # Megatron-Core warns of what is not installed
+
     copies = cast("dist.ProcessGroup", SimpleNamespace(size=lambda: 2, rank=lambda: 1))
     weight = torch.zeros(3, 4)
     part(weight, copies).fill_(1.0)

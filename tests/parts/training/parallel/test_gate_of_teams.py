@@ -10,9 +10,10 @@ import pytest
 
 from clawstream.config import TrainingSettings
 from clawstream.errors import StepRefused
-from clawstream.training.processes import Processes, Team
+from clawstream.training.processes import Processes
 from clawstream.training.publishing import AnswerLikelihood
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.stepping import Team
 from tests.keeping import keep
 from tests.parts.training import tiny
 from tests.parts.training.parallel import gating

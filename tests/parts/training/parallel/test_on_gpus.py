@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from clawstream.config import TrainingSettings
-from clawstream.training.processes import Processes, Start, Team
+from clawstream.training.processes import Processes, Start
 from clawstream.training.step.trainer import StepSummary, Trainer
+from clawstream.training.stepping import Team
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 from tests.parts.training.parallel.test_precision import AGAIN, HALF, PARAMETRISATIONS, moved
 from tests.parts.training.parallel.test_trainers import CUTS, METHODS, MIXED, same, settings_of, step, values

@@ -8,9 +8,10 @@ from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from clawstream.training.megatron.shape import Sizes
-from clawstream.training.processes import Processes, Team
+from clawstream.training.processes import Processes
 from clawstream.training.step.losses import Suffix
 from clawstream.training.step.trainer import Trainer
+from clawstream.training.stepping import Team
 from clawstream.training.torch_model import TorchModel
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.conftest import QUESTIONS, Teams

@@ -1,4 +1,6 @@
-"""What a trainer can't do is refused before it starts: settings, a missing device, a model that it can't cut."""
+"""What a trainer can't do is refused before it starts: settings, a missing device, a model that it can't cut, machines
+that differ.
+"""
 
 import json
 from pathlib import Path
@@ -10,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
 from clawstream.errors import ConfigError
-from clawstream.training.stepping import refuse_what_cannot_be
+from clawstream.inference.model_folder import base_in
+from clawstream.training.processes import ranks_of
+from clawstream.training.stepping import device_of, refuse_what_cannot_be, unlike
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.test_trainers import ADAPTER, FSDP, TENSOR, settings_of
 
@@ -78,3 +82,63 @@ def test_a_base_whose_files_hold_quantized_weights_is_refused_before_it_starts(
     (base / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ConfigError, match=r"config\.json has a quantization_config, quant_method = 'fp8'"):
         refuse_what_cannot_be(base, settings_of(changes))
+
+
+@pytest.mark.parametrize(
+    ("environment", "processes", "named"),
+    [
+        (
+            {"WORLD_SIZE": "4"},
+            2,
+            "torchrun started 4 processes .* training.processes = 2. Nothing is trained. Set it to 4",
+        ),
+        ({"WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, 2, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
+    ],
+)
+def test_a_start_by_torchrun_that_can_not_train_is_refused_before_anybody_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], processes: int, named: str
+) -> None:
+    by_torchrun = {
+        "TORCHELASTIC_RUN_ID": "train",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+    for name, value in (by_torchrun | environment).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=named):
+        ranks_of(settings_of({"processes": processes}))
+
+
+def test_a_trainer_that_torchrun_did_not_start_or_started_alone_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ranks_of(settings_of({})) is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "train")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert ranks_of(settings_of({})) is None
+
+
+def test_a_machine_with_fewer_gpus_than_torchrun_starts_processes_on_it_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    eight = settings_of({"processes": 8})
+    with pytest.raises(ConfigError, match=r"8 of training.processes = 8 are on this machine, and torch sees 4 GPUs"):
+        device_of(eight, "cuda")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "train")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert device_of(eight, "cuda") == "cuda"
+
+
+def test_a_machine_with_another_base_or_without_one_is_told_from_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    base, other, mark = families.build(tmp_path / "a", "qwen3"), families.build(tmp_path / "b", "llama"), tmp_path / "m"
+    mark.write_text("text")
+    expected = ("text", base_in(base, tmp_path).model_sha256)
+    assert unlike({}, base, mark, tmp_path, expected) is None
+    assert f"has another model in {other} than the trainer's first machine" in (
+        unlike({}, other, mark, tmp_path, expected) or ""
+    )
+    assert "can't be read" in (unlike({}, tmp_path / "none", mark, tmp_path, expected) or "")
+    mark.write_text("an older run's")
+    assert "mount one folder on all" in (unlike({}, base, mark, tmp_path, expected) or "")

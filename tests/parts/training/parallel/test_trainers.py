@@ -21,9 +21,9 @@ from clawstream.inference.model_folder import STATE_FOLDER, weight_files
 from clawstream.training.base_folder import limits_of, stored, tensors_of
 from clawstream.training.batches.memory import Trial
 from clawstream.training.checkpoints import Checkpoint
-from clawstream.training.processes import Processes, Team
+from clawstream.training.processes import Processes
 from clawstream.training.step.trainer import StepSummary, Trainer
-from clawstream.training.stepping import Stepper
+from clawstream.training.stepping import Stepper, Team
 from tests.keeping import keep
 from tests.parts.training import tiny
 from tests.parts.training.parallel.conftest import Teams, forked_processes, two_processes
@@ -253,10 +253,11 @@ def test_a_killed_process_is_named_and_a_resumed_run_has_the_same_numbers(
     base: Path, teams: Teams, tmp_path: Path, cut: dict[str, object], started: Callable[[], Processes]
 ) -> None:
     settings = settings_of(cut)
-    with closing(Team(base, settings, device="cpu", processes=started())) as team:
+    processes = started()
+    pids = processes.pids
+    with closing(Team(base, settings, device="cpu", processes=processes)) as team:
         step(team, tmp_path / "one", MIXED, 1)
-        os.kill(team.pids[1], signal.SIGKILL)
-        pids = team.pids
+        os.kill(pids[1], signal.SIGKILL)
         named = rf"process 1 of the trainer's 2 \(pid {pids[1]}\) ended with status -9"
         with pytest.raises(PartUnavailable, match=named):
             team.update(MIXED, version=2, seed=2)
@@ -364,7 +365,7 @@ def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_th
     assert "judge says yes to everything" in rejected.reason
     team = stepper._team
     assert team is not None
-    pids = team.pids
+    pids = team._processes.pids
     checkpoint = stepper.execute(
         plan(2, MIXED), tuple(MIXED), parent=None, versions=tmp_path / "versions", recorded=None
     )

@@ -1,0 +1,1 @@
+"""A trainer on two machines that reach each other by a network alone: this one, and a network namespace."""
