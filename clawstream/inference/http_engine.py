@@ -225,7 +225,10 @@ class HttpEngine(ABC):
         try:
             try:
                 response = await ask(**ASKING)
-            except aiohttp.ServerDisconnectedError:  # an idle connection, which the engine closed at that moment
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+                if isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+                # Mostly a connection that was idle, which the engine closed just then; else the answer is asked twice.
                 response = await ask(**ASKING)
             async with response:
                 yield response

@@ -1,9 +1,11 @@
 """The client against an engine that misbehaves, and the scripted engine's own promises."""
 
 import asyncio
+import errno
 import json
 import re
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock, Mock
 
 import aiohttp
 import pytest
@@ -82,6 +84,26 @@ async def test_a_request_on_a_connection_that_the_engine_just_closed_is_sent_aga
         assert asked == [1, 0, 1], "the second was sent again, on a connection of its own"
         with pytest.raises(TryLater, match="Server disconnected"):
             await engine._post("/any", {})
+        assert asked == [1, 0, 1, 0, 1], "and no third time"
+
+
+@pytest.mark.parametrize(
+    ("error", "times"),
+    [
+        (aiohttp.ClientOSError(errno.EPIPE, "Broken pipe"), 2),  # uvloop's word for it, and that of a long body
+        (aiohttp.ClientConnectorError(Mock(), OSError(errno.ECONNREFUSED, "refused")), 1),
+    ],
+    ids=["closed", "nobody there"],
+)
+async def test_a_lost_connection_is_tried_again_and_one_that_never_was_is_not(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, times: int
+) -> None:
+    asked = AsyncMock(side_effect=error)
+    async with aiohttp.ClientSession() as session:
+        monkeypatch.setattr(session, "request", asked)
+        with pytest.raises(TryLater, match="no answer"):
+            await SglangEngine(session, "http://127.0.0.1:1")._post("/any", {})
+    assert asked.await_count == times
 
 
 @pytest.mark.parametrize(
