@@ -53,9 +53,10 @@ async def train(
     """
     base = settings.engine.base_policy
     refuse_what_cannot_be(base, settings.training)
-    if ranks is not None:
-        refuse_unlike_machines(ranks, base, settings.checkpoints_dir, settings.cache_dir)
     with alone_on(settings.checkpoints_dir), ThreadPoolExecutor(1, "torch") as thread:
+        if ranks is not None:
+            asked = (ranks, base, settings.checkpoints_dir, settings.cache_dir)
+            await asyncio.get_running_loop().run_in_executor(thread, refuse_unlike_machines, *asked)
         policies = _Policies(settings, training_log, thread, retraining, ranks)
         stopping = asyncio.create_task(stop.wait())
         try:

@@ -38,7 +38,7 @@ JOIN_S = 10.0
 LOST_WITHIN_S = 2.0  # after one process' error, how long to look for another that ended and caused it
 # After so long a wait a process takes another for lost. In one step no two processes differ by as much.
 PATIENCE_S = 600.0
-LOOK_AGAIN_S = 10.0
+LOOK_AGAIN_S = 0.05  # for a word of another process
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -152,6 +152,7 @@ class Ranks:
         with self._on_its_gpu(), self._reached():
             store, rank, count = next(rendezvous("env://", timeout=patience))
             self._store, group = PrefixStore("asking", store), PrefixStore("group", store)
+            self._refuse_other_backend()
             dist.init_process_group(start.backend, store=group, rank=rank, world_size=count, timeout=patience)
             self._talk: Any = dist.new_group(backend="gloo", timeout=patience)
             self._store.set(f"at/{self.rank}", f"{self.rank} ({socket.gethostname()}, pid {os.getpid()})")
@@ -161,9 +162,10 @@ class Ranks:
 
     def __exit__(self, _kind: object, error: BaseException | None, _at: object) -> None:
         """End the others: with an error if this one has one, as then torchrun starts all of them again."""
-        with contextlib.suppress(RuntimeError):  # the store may have ended before
+        with contextlib.suppress(RuntimeError, PartUnavailable):  # the store may have ended before
             if self.rank == 0:
                 self._store.set(f"asked/{self._number}", "end" if error is None else "fail")
+                self._silent("ended", LOST_WITHIN_S)  # the store ends with this process
             dist.destroy_process_group()
 
     def close(self) -> None:
@@ -181,20 +183,22 @@ class Ranks:
 
     def serve(self) -> None:
         """Do what the first process asks for until it ends; raises PartUnavailable where it failed or was lost."""
-        for stopping in (signal.SIGINT, signal.SIGTERM) if os.environ["GROUP_RANK"] == "0" else ():
-            signal.signal(stopping, signal.SIG_IGN)  # the first process, on this machine, finishes its step
+        for stopping in (signal.SIGINT, signal.SIGTERM):  # the first process finishes its step, then ends this one
+            signal.signal(stopping, signal.SIG_IGN)
         while (heard := self._heard()) == "work":
             asked: list[Any] = [None, None]
             with self._reached():
                 dist.broadcast_object_list(asked, src=0, group=self._talk)
             self._do(*asked)
+        with self._reached():
+            self._store.set(f"ended/{self.rank}", "")
         if heard == "fail":
             raise PartUnavailable("the trainer's first process failed, as its output says. This one ends with it")
 
     def _heard(self) -> str:
         with self._reached():
-            while not self._is_there(f"asked/{self._number}", LOOK_AGAIN_S):
-                pass
+            while not self._store.check([f"asked/{self._number}"]):
+                time.sleep(LOOK_AGAIN_S)
             return self._said(f"asked/{self._number}")
 
     def _do(self, work: str, args: Sequence[Any]) -> list[Any]:
@@ -203,7 +207,8 @@ class Ranks:
             error, value = _answer(work, self._state, args)
         with self._reached():
             if error is not None and self._store.add(f"failed/{number}", 1) == 1:
-                self._store.set(f"why/{number}", f"{type(error).__name__}: {error}")
+                why = str(error).strip().rsplit("\n", 1)[-1]  # of a traceback the error
+                self._store.set(f"why/{number}", f"process {self.rank}: {why}")
             self._store.set(f"done/{number}/{self.rank}", "")
             if self.rank == 0:
                 error = self._failure(number, error)
@@ -218,42 +223,50 @@ class Ranks:
         return values
 
     def _failure(self, number: int, own: Exception | None) -> Exception | None:
-        """Return this process' error, or another's, or that some were lost; None once all are done without one."""
+        """Return this process' error, or another's, or that some are silent; None once all are done without one."""
         if isinstance(own, OperatorError):
             return own
-        deadline = time.monotonic() + (self._start.patience_s if own is None else LOST_WITHIN_S)
-        others = range(1, self.count)
-        lost = [r for r in others if not self._is_there(f"done/{number}/{r}", deadline - time.monotonic())]
-        if lost:
-            return self._gone(", ".join(self._said(f"at/{rank}") for rank in lost))
-        if self._store.add(f"failed/{number}", 0) == 0:
-            return None
-        return PartUnavailable(f"a process of the trainer failed first: {self._said(f'why/{number}')}")
+        silent = self._silent(f"done/{number}", self._start.patience_s if own is None else LOST_WITHIN_S)
+        failed = self._store.check([f"why/{number}"])
+        why = f"First error: {self._said(f'why/{number}')}. " if failed else ""
+        if silent:
+            return self._gone(", ".join(self._said(f"at/{rank}") for rank in silent), why)
+        return own or (PartUnavailable(f"a process of the trainer failed. {why}") if failed else None)
+
+    def _silent(self, what: str, within_s: float) -> list[int]:
+        """Return which of the others have not said `what` by then."""
+        deadline, missing = time.monotonic() + within_s, [*range(1, self.count)]
+        while missing and time.monotonic() < deadline:
+            missing = [rank for rank in missing if not self._store.check([f"{what}/{rank}"])]
+            time.sleep(LOOK_AGAIN_S if missing else 0.0)
+        return missing
 
     def _said(self, key: str) -> str:
         return str(self._store.get(key), "utf-8")
 
-    def _is_there(self, key: str, within_s: float) -> bool:
-        try:
-            self._store.wait([key], timedelta(seconds=max(within_s, 0.01)))
-        except dist.DistStoreError:
-            return False
-        return True
+    def _refuse_other_backend(self) -> None:
+        mine = self._start.backend
+        if self.rank == 0:
+            self._store.set("backend", mine)
+        elif (theirs := self._said("backend")) != mine:
+            raise ConfigError(
+                f"process {self.rank} ({socket.gethostname()}) would talk by {mine}, and the first one by {theirs}: "
+                "torch sees GPUs on one of their machines alone. Nothing is trained. Look at the driver there."
+            )
 
     @contextlib.contextmanager
     def _reached(self) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:  # of a store or a group; not all are DistErrors
-            raise self._gone(f"some ({error})") from error
+            raise self._gone("some", f"({error}) ") from error
 
-    def _gone(self, which: str) -> PartUnavailable:
+    def _gone(self, which: str, why: str) -> PartUnavailable:
         return PartUnavailable(
-            f"of the trainer's {self.count} processes, {which} can't be reached by process {self.rank}. The work they "
-            "had begun is lost; what is published stays. torchrun starts all of them again, up to --max-restarts "
-            "times, once as many machines are there as --nnodes says, and they go on from the newest checkpoint. If "
-            "they never find each other, name the interface between the machines in GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME"
+            f"of the trainer's {self.count} processes, {which} can't be reached by process {self.rank}. {why}The work "
+            "they had begun is lost; what is published stays. Start torchrun again on each machine: they go on from "
+            "the newest checkpoint. If they never find each other, name the interface between the machines in "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
         )
 
     def _on_its_gpu(self) -> AbstractContextManager[None]:  # which one is the thread's own
@@ -267,27 +280,31 @@ def ranks_of(training: TrainingSettings) -> Ranks | None:
 
     Raises ConfigError where they are not as many as the settings say, or would not find each other a second time.
     """
-    count = int(os.environ["WORLD_SIZE"]) if by_torchrun() else 1
-    if count == 1:
+    if not among_several():
         return None
+    count, here, gpus = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if training.processes != count:
         raise ConfigError(
             f"torchrun started {count} processes (--nnodes times --nproc-per-node), and training.processes = "
             f"{training.processes}. Nothing is trained. Set it to {count}."
         )
-    keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if keeps_store and os.environ.get("TORCHELASTIC_MAX_RESTARTS") != "0":
+    if 0 < gpus < here:
         raise ConfigError(
-            "torchrun was given --max-restarts, and gives the processes that it starts again the addresses of those "
-            "that ended, which is torch's error 135712. Nothing is trained. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 "
-            "for torchrun on each machine, or leave --max-restarts out and have torchrun itself started again."
+            f"torchrun started {here} processes on this machine, and torch sees {gpus} GPUs here. Nothing is trained. "
+            f"Take --nproc-per-node {gpus}."
         )
-    return Ranks(Start(backend="nccl" if torch.cuda.is_available() else "gloo"))
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise ConfigError(
+            "torchrun gives processes that it starts again the addresses of those that ended (torch's issue 135712), "
+            "so a machine that comes back would find nobody. Nothing is trained. Set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on each machine."
+        )
+    return Ranks(Start(backend="nccl" if gpus else "gloo"))
 
 
-def by_torchrun() -> bool:
-    """Return whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+def among_several() -> bool:
+    """Return whether this is one of several processes that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
 
 
 def _serve(connection: Connection, rank: int, count: int, store: Path, start: Start) -> None:

@@ -30,7 +30,7 @@ from clawstream.training.batches.trainable import ModelLimits, flaw, with_offer
 from clawstream.training.checkpoints import Checkpoint, standing, write, write_state
 from clawstream.training.megatron.shape import configuration, frequencies, refuse_uneven, shape_of, sizes_of
 from clawstream.training.model import Model
-from clawstream.training.processes import Processes, Ranks, Start, by_torchrun
+from clawstream.training.processes import Processes, Ranks, Start, among_several
 from clawstream.training.step.trainer import StepSummary, Trainer, load_options
 from clawstream.training.tinker import TinkerTrainer
 
@@ -318,9 +318,9 @@ def refuse_what_cannot_be(base: Path, training: TrainingSettings) -> None:
 
 def refuse_unlike_machines(ranks: Ranks, base: Path, versions: Path, cache_dir: Path) -> None:
     """Raise ConfigError where a process' machine has another base, or no access to the folder of versions."""
-    mark, text = versions / ".all-machines", uuid4().hex
+    text = uuid4().hex
+    mark = versions / f".all-machines-{text}"
     try:
-        versions.mkdir(parents=True, exist_ok=True)
         mark.write_text(text)
         expected = (text, base_in(base, cache_dir).model_sha256)
         problems = [found for found in ranks.ask(f"{_MEMBER}:unlike", base, mark, cache_dir, expected) if found]
@@ -387,10 +387,9 @@ def device_of(settings: TrainingSettings, named: str) -> str:
                 'Nothing is trained. Take "torch", which needs none.'
             )
         return "cpu"
-    here = int(os.environ["LOCAL_WORLD_SIZE"]) if by_torchrun() else settings.processes
-    if here > torch.cuda.device_count():
+    if settings.processes > torch.cuda.device_count() and not among_several():
         raise ConfigError(
-            f"{here} of training.processes = {settings.processes} are on this machine, and torch sees "
-            f"{torch.cuda.device_count()} GPUs. Nothing is trained. Take as many processes as GPUs, or fewer."
+            f"training.processes = {settings.processes}, and torch sees {torch.cuda.device_count()} GPUs. Nothing is "
+            "trained. Take as many processes as GPUs, or fewer."
         )
     return "cuda"

@@ -5,6 +5,7 @@ Nothing here starts a container: tests/system/containers does.
 
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from tests.parts.deploy.documents import document, documents
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-MACHINES = DEPLOY / "kubernetes" / "machines"  # the trainer on several, in place of the one of train.yaml
+MACHINES = DEPLOY / "kubernetes-machines"  # the trainer on several, in place of the one of train.yaml
 STAGES = (
     "turns",
     "judging",
@@ -311,7 +312,7 @@ def test_the_trainers_machines_are_the_one_trainer_started_by_torchrun_on_each()
     assert {name for name in one if pod[name] != one[name]} == {"containers", "volumes"}
     assert pod.keys() - one.keys() == {"restartPolicy"}
     assert {name for name in alone if many_machines[name] != alone[name]} == {
-        "volumeMounts", "startupProbe", "livenessProbe", "resources",
+        "env", "volumeMounts", "startupProbe", "livenessProbe", "resources",
     }  # fmt: skip
     script = many_machines["command"][2]
     assert f"--nnodes {job['spec']['completions']} --nproc-per-node" in script
@@ -319,12 +320,26 @@ def test_the_trainers_machines_are_the_one_trainer_started_by_torchrun_on_each()
     assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
     [probe] = many_machines["livenessProbe"]["exec"]["command"][2:]
     compile(probe, "probe", "exec")
-    listed = document((MACHINES / "kustomization.yaml").read_text())["resources"]
-    assert sorted(listed) == sorted(
-        ["..", *(path.name for path in MACHINES.glob("*.yaml") if path.stem != "kustomization")]
-    )
+    whole = document((MACHINES / "kustomization.yaml").read_text())
+    named = sorted([*whole["resources"], *whole["configurations"], "kustomization.yaml"])
+    assert named == sorted(["../kubernetes", *(path.name for path in MACHINES.glob("*.yaml"))])
+    assert not MACHINES.is_relative_to((MACHINES / "../kubernetes").resolve()), "kustomize takes no base above it"
     [policy] = documents((MACHINES / "network.yaml").read_text())
     kubernetes_validate.validate(policy, "1.33", strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here to build it")
+def test_kustomize_builds_the_machines_in_place_of_the_one_trainer_and_gives_them_its_settings() -> None:
+    built = subprocess.run(["kubectl", "kustomize", str(MACHINES)], capture_output=True, text=True, check=True)
+    found = list(documents(built.stdout))
+    assert [one["kind"] for one in found if one["metadata"]["name"] == "train"].count("Deployment") == 0
+    [job_set] = [one for one in found if one["kind"] == "JobSet"]
+    [settings] = [
+        one["metadata"]["name"]
+        for one in found
+        if one["kind"] == "ConfigMap" and re.fullmatch(r"clawstream-\w+", one["metadata"]["name"])
+    ]
+    assert settings in json.dumps(job_set)
 
 
 def test_a_trainer_on_several_machines_is_a_unit_as_all_parts_are() -> None:
@@ -334,5 +349,5 @@ def test_a_trainer_on_several_machines_is_a_unit_as_all_parts_are() -> None:
     ]
     part, machines = (dict(line.split("=", 1) for line in unit if "=" in line and line[0] != "#") for unit in units)
     same = {name for name in part if machines.get(name) == part[name]}
-    assert part.keys() - same == {"Description", "After", "ExecStart", "RestartPreventExitStatus"}
+    assert part.keys() - same == {"Description", "After", "Environment", "ExecStart", "RestartPreventExitStatus"}
     assert machines["ExecStart"].endswith("-m clawstream --config /etc/clawstream/clawstream.toml train")

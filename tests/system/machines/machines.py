@@ -36,7 +36,7 @@ class Machine:
             return subprocess.Popen(whole, stdout=output, stderr=output, env=self._environment())
 
     def _environment(self) -> Mapping[str, str]:
-        return {**os.environ, "GLOO_SOCKET_IFNAME": self.interface}
+        return {**os.environ, "GLOO_SOCKET_IFNAME": self.interface, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @contextmanager
@@ -58,19 +58,23 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
         _ip("netns", "delete", name)
 
 
-def all_of(launcher: "subprocess.Popen[bytes]") -> list[psutil.Process]:
-    """Return a launcher and all that it started."""
-    with suppress(psutil.NoSuchProcess):
-        whole = psutil.Process(launcher.pid)
-        return [whole, *whole.children(recursive=True)]
-    return []
+def trainer_of(launcher: "subprocess.Popen[bytes]") -> psutil.Process:
+    """Return the process that the launcher started to train."""
+    [trainer] = [
+        child
+        for child in psutil.Process(launcher.pid).children(recursive=True)
+        if not {"torch.distributed.run", "multiprocessing"} & {word.split(".spawn")[0] for word in child.cmdline()}
+    ]
+    return trainer
 
 
 def lose(launcher: "subprocess.Popen[bytes]") -> None:
-    """End the launcher and all that it started at one moment, as a machine does that loses its power."""
-    for process in all_of(launcher):
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
+    """Kill the launcher and all that it started at one moment; the kernel closes their connections."""
+    with suppress(psutil.NoSuchProcess):
+        whole = psutil.Process(launcher.pid)
+        for process in [whole, *whole.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     launcher.wait(ENDED_WITHIN_S)
 
 

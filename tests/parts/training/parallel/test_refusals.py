@@ -18,6 +18,10 @@ from clawstream.training.stepping import device_of, refuse_what_cannot_be, unlik
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.test_trainers import ADAPTER, FSDP, TENSOR, settings_of
 
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "train", "TORCHELASTIC_USE_AGENT_STORE": "False", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize(
     ("changes", "named"),
@@ -85,47 +89,38 @@ def test_a_base_whose_files_hold_quantized_weights_is_refused_before_it_starts(
 
 
 @pytest.mark.parametrize(
-    ("environment", "processes", "named"),
+    ("environment", "gpus", "named"),
     [
-        (
-            {"WORLD_SIZE": "4"},
-            2,
-            "torchrun started 4 processes .* training.processes = 2. Nothing is trained. Set it to 4",
-        ),
-        ({"WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "3"}, 2, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
+        ({"WORLD_SIZE": "4"}, 0, "torchrun started 4 processes .* training.processes = 2. Nothing is trained. Set it"),
+        ({"LOCAL_WORLD_SIZE": "2"}, 1, "torchrun started 2 processes on this machine, and torch sees 1 GPUs here"),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, 0, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
     ],
 )
 def test_a_start_by_torchrun_that_can_not_train_is_refused_before_anybody_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], processes: int, named: str
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], gpus: int, named: str
 ) -> None:
-    by_torchrun = {
-        "TORCHELASTIC_RUN_ID": "train",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-    }
-    for name, value in (by_torchrun | environment).items():
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    for name, value in (TORCHRUN | environment).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=named):
-        ranks_of(settings_of({"processes": processes}))
+        ranks_of(settings_of({"processes": 2}))
 
 
 def test_a_trainer_that_torchrun_did_not_start_or_started_alone_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ranks_of(settings_of({})) is None
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "train")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    for name, value in (TORCHRUN | {"WORLD_SIZE": "1"}).items():
+        monkeypatch.setenv(name, value)
     assert ranks_of(settings_of({})) is None
 
 
-def test_a_machine_with_fewer_gpus_than_torchrun_starts_processes_on_it_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gpus_that_count_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     eight = settings_of({"processes": 8})
-    with pytest.raises(ConfigError, match=r"8 of training.processes = 8 are on this machine, and torch sees 4 GPUs"):
+    with pytest.raises(ConfigError, match=r"training.processes = 8, and torch sees 4 GPUs"):
         device_of(eight, "cuda")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "train")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert device_of(eight, "cuda") == "cuda"
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert device_of(eight, "cuda") == "cuda", "of torchrun's processes, ranks_of looks"
 
 
 def test_a_machine_with_another_base_or_without_one_is_told_from_the_first(
