@@ -1,6 +1,7 @@
 """Whoever trains a batch takes the same step: one process, FSDP2, or Megatron-Core cut in any way."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -365,6 +366,7 @@ def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_th
     assert "judge says yes to everything" in rejected.reason
     team = stepper._team
     assert team is not None
+    assert isinstance(team._processes, Processes)
     pids = team._processes.pids
     checkpoint = stepper.execute(
         plan(2, MIXED), tuple(MIXED), parent=None, versions=tmp_path / "versions", recorded=None
@@ -399,3 +401,17 @@ def test_processes_that_are_stuck_are_ended_together(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_processes_find_each_other_on_this_machine_alone(two: Processes) -> None:
     assert {name for names in two.ask(f"{WAITING}:interfaces") for name in names} == {"lo"}
+
+
+@pytest.mark.slow
+def test_an_error_of_the_first_of_torchruns_processes_is_said_though_others_wait_for_it() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    told = subprocess.run(
+        [*launcher, "-m", WAITING, "fail_in_the_first"], capture_output=True, text=True, check=False, timeout=200,
+        env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    )  # fmt: skip
+    assert told.returncode == 1
+    [said] = [line for line in told.stderr.splitlines() if line.startswith("waiting: ") and "process 0. First" in line]
+    assert re.search(
+        r"1 \(\S+, pid \d+\) can't be reached by process 0. First error: process 0: .*2 GB were wanted", said
+    )
