@@ -166,7 +166,8 @@ class Ranks:
             if self.rank == 0:
                 self._store.set(f"asked/{self._number}", "end" if error is None else "fail")
                 self._silent("ended", LOST_WITHIN_S)  # the store ends with this process
-            dist.destroy_process_group()
+            if error is None:  # else it might wait for those that are lost
+                dist.destroy_process_group()
 
     def close(self) -> None:
         """Do nothing: they are there for the next trainer, until the block ends."""

@@ -4,16 +4,18 @@ that differ.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is documented there
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config
 
 from clawstream.errors import ConfigError
 from clawstream.inference.model_folder import base_in
-from clawstream.training.processes import ranks_of
+from clawstream.training.processes import Ranks, Start, ranks_of
 from clawstream.training.stepping import device_of, refuse_what_cannot_be, unlike
 from tests.parts.training.parallel import families
 from tests.parts.training.parallel.test_trainers import ADAPTER, FSDP, TENSOR, settings_of
@@ -121,6 +123,16 @@ def test_the_gpus_that_count_are_those_of_this_machine(monkeypatch: pytest.Monke
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert device_of(eight, "cuda") == "cuda", "of torchrun's processes, ranks_of looks"
+
+
+def test_a_process_that_sees_no_gpu_among_others_that_do_is_refused_before_they_wait_for_it() -> None:
+    store: Any = HashStore()
+    with_gpu, without = (object.__new__(Ranks) for _ in range(2))
+    with_gpu.rank, with_gpu._store, with_gpu._start = 0, store, Start(backend="nccl")
+    without.rank, without._store, without._start = 1, store, Start(backend="gloo")
+    with_gpu._refuse_other_backend()
+    with pytest.raises(ConfigError, match="would talk by gloo, and the first one by nccl"):
+        without._refuse_other_backend()
 
 
 def test_a_machine_with_another_base_or_without_one_is_told_from_the_first(
