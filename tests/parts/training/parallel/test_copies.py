@@ -1,5 +1,6 @@
 """Copies of a model that share a batch also share its moments and the writing, over any sizes; four processes."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,7 +44,9 @@ def decaying(changes: dict[str, object]) -> TrainingSettings:
 
 @pytest.mark.slow  # CI alone installs the extra `megatron`
 def test_a_weight_that_would_not_move_with_its_part_is_an_error() -> None:
-    from clawstream.training.megatron.reducing import part  # Megatron-Core warns of what is not installed
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron-Core warns of what is not installed
+        from clawstream.training.megatron.reducing import part
 
     copies = cast("dist.ProcessGroup", SimpleNamespace(size=lambda: 2, rank=lambda: 1))
     weight = torch.zeros(3, 4)

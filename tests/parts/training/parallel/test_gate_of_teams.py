@@ -22,7 +22,7 @@ from tests.parts.training.parallel.conftest import Teams, forked_processes
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 
 GATING = "tests.parts.training.parallel.gating"
-MEMBER = "clawstream.training.processes"
+MEMBER = "clawstream.training.stepping"
 FSDP = {"processes": 2}
 MEGATRON = {"trainer": "megatron", "processes": 2}
 TENSOR = MEGATRON | {"tensor_parallel": 2}
