@@ -180,6 +180,23 @@ def _shares(marks: Sequence[Scored]) -> dict[str, float]:
     }
 
 
+class EverydayPeople:
+    """The three people, who talk with whatever trainer they are given."""
+
+    def __init__(self, model: Path, seed: int, *, limit_tokens: int = 80) -> None:
+        self._renderer, self._limit_tokens = PromptRenderer.of(PolicySettings(), model), limit_tokens
+        self._rng = random.Random(seed)
+        self._talk: Talk | None = None
+
+    def samples(self, trainer: Trainer, *, version: int, count: int = 16) -> list[SampleAssembled]:
+        """Return the next so many samples of this version's answers."""
+        room = Room(self._renderer, trainer, self._limit_tokens, "cpu", 0)
+        if self._talk is None:
+            self._talk = Talk(room, personas(), self._rng, shuffled=False)
+        self._talk.room = room
+        return self._talk.samples(version + 1, count)
+
+
 class Taught(NamedTuple):
     """What was said of an answer, to say again of another."""
 
@@ -192,7 +209,7 @@ class Talk:
     """People who ask, and judges of what they say; a quarter of a batch rehearses hints on answers given again."""
 
     def __init__(self, room: Room, people: Sequence[EverydayPersona], rng: random.Random, *, shuffled: bool) -> None:
-        self._room, self._people, self._rng, self._shuffled = room, people, rng, shuffled
+        self.room, self._people, self._rng, self._shuffled = room, people, rng, shuffled
         self._requests = requests_of(Split.PEOPLE)
         self._taught: list[Taught] = []
         self._count = 0
@@ -203,20 +220,20 @@ class Talk:
         askers = islice(cycle(self._people), count - rehearsed)
         told = [Taught(who, self._rng.choice(self._requests), "") for who in askers]
         told += [self._rng.choice(self._taught) for _ in range(rehearsed)]
-        prompts = [self._room.prompt(one.who, one.request) for one in told]
-        answers = self._room.ask(prompts, self._rng.randrange(2**31))
+        prompts = [self.room.prompt(one.who, one.request) for one in told]
+        answers = self.room.ask(prompts, self._rng.randrange(2**31))
         kept = [
             (one, prompt, answer)
             for one, prompt, answer in zip(told, prompts, answers, strict=True)
-            if self._room.whole(answer)
+            if self.room.whole(answer)
         ]
-        logps = self._room.trainer._model.score(
-            [Suffix(prompt, self._room.whole(answer), TEMPERATURE) for _, prompt, answer in kept],
+        logps = self.room.trainer._model.score(
+            [Suffix(prompt, self.room.whole(answer), TEMPERATURE) for _, prompt, answer in kept],
             weights=None, budget_tokens=BUDGET_TOKENS["cpu"],
         )  # fmt: skip
         return [
             self._sample(
-                one, prompt, self._room.whole(answer), float32(logp.tolist()), version, *self._judged(one, answer)
+                one, prompt, self.room.whole(answer), float32(logp.tolist()), version, *self._judged(one, answer)
             )
             for (one, prompt, answer), logp in zip(kept, logps, strict=True)
         ]
@@ -225,7 +242,7 @@ class Talk:
         """Return reward, hint and the rehearsed hint's id; what rehearses has no reward."""
         if one.hint:
             return None, one.hint, f"{one.who.wish}-{one.hint}"
-        text, wish = self._room.text(answer), wish_of(one.who)
+        text, wish = self.room.text(answer), wish_of(one.who)
         task = EverydayTask(persona=one.who.name, system=one.who.system, wish=wish.id, request=one.request)
         as_wished = looks_as_wished(wish.id, text)
         good = as_wished and seems_to_answer(task, text) and bool(answer.ended)
@@ -253,7 +270,7 @@ class Talk:
             reward=reward,
             hint=hint,
             prompt_ids=prompt,
-            hinted_prompt_ids=None if hint is None else self._room.prompt(one.who, one.request, hint),
+            hinted_prompt_ids=None if hint is None else self.room.prompt(one.who, one.request, hint),
             response_ids=response,
             response_logprobs=logps,
             trained=(1,) * count,

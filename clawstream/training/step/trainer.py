@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.1  # of AdamW, for matrices alone
 MAX_GRAD_NORM = 1.0  # longer gradients are clipped to this, so that one odd batch moves the policy no further
-CORRECTION_KL_NATS = 0.05  # a token; half of what the gate lets a step move the policy
+CORRECTION_KL_NATS = 0.05  # a token; half of the least that the gate lets a step move the policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
