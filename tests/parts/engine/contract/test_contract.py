@@ -27,7 +27,7 @@ WITHIN_S = 90  # two busy cores
 async def test_answer_streams_token_by_token_with_a_logprob_for_each(subject: Subject) -> None:
     told = await answer(subject.engine, asking(PROMPT, 200))
     assert len(told.token_ids) == len(told.logprobs_nats) == 200
-    assert told.num_chunks > 6  # tokens that arrive together are one chunk
+    assert told.num_chunks > 1  # tokens that arrive together are one chunk; an answer that comes whole is one
     assert told.finish.kind is FinishKind.LENGTH
     assert told.prompt_tokens == len(PROMPT)
     assert all(-math.inf < value <= 0 for value in told.logprobs_nats)
