@@ -91,9 +91,9 @@ _FOUND = """
 
 BUILDING = "clawstream_rebuild"
 HOLD_WITHIN_MS = 10_000  # longer than a batch of the projector takes
-# The longest that readers wait for a swap. Postgres looks for deadlocks after a second, so the swap gives up well before
-# Postgres could end a reader that holds one table and waits for another, which the swap holds: on a busy machine a
-# timeout is heard of late.
+# The longest that readers wait for a swap. Postgres looks for deadlocks after a second, so the swap gives up well
+# before Postgres could end a reader that holds one table and waits for another, which the swap holds: on a busy machine
+# a timeout is heard of late.
 SWAP_WITHIN_MS = 400
 DROP_WITHIN_MS = 60_000
 
