@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -32,7 +33,9 @@ from tests.system.machines.stepping import HELD, IN_STEP
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(os.geteuid() != 0, reason="only root makes network namespaces"),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None, reason="root makes network namespaces, by iproute2's ip"
+    ),
 ]
 CUTS: dict[str, dict[str, object]] = {
     "tensor": TENSOR,  # this one is taken up again after a machine was lost
