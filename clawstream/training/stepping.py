@@ -363,6 +363,8 @@ def _start(
                 "again, or give the new policy an id of its own"
             )
         return TinkerTrainer(base, training, service)
+    if ranks is not None:  # also of a plan that was made for another number
+        training = training.model_copy(update={"processes": ranks.count})
     device = _device()
     if training.is_alone:
         return Trainer(base, training, device=device)

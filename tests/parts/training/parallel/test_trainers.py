@@ -1,11 +1,7 @@
 """Whoever trains a batch takes the same step: one process, FSDP2, or Megatron-Core cut in any way."""
 
 import os
-import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -33,7 +29,6 @@ from tests.parts.training.step.test_hint_choice import offered
 pytestmark = pytest.mark.timeout(300)  # the processes' first imports take half a minute on a busy machine
 
 ADAPTER_FILE = "adapter_model.safetensors"
-WAITING = "tests.parts.training.parallel.waiting"
 FSDP: dict[str, object] = {"processes": 2}
 TENSOR = {"trainer": "megatron", "processes": 2, "tensor_parallel": 2}
 PIPELINE = {"trainer": "megatron", "processes": 2, "pipeline_parallel": 2}
@@ -298,35 +293,6 @@ def test_trainers_that_went_on_and_that_were_started_again_write_the_same_bytes(
     assert files(tmp_path / "again") == files(tmp_path / "went-on-2")
 
 
-PARENT = """
-import time
-from clawstream.training.processes import Processes, Start
-def work(state):
-    print("at work\\n", end="", flush=True)  # one write: both processes have one output
-    time.sleep(300)
-if __name__ == "__main__":
-    processes = Processes(2, Start(backend="gloo", threads=1))
-    print(*processes.pids, flush=True)
-    processes.ask("parent:work")
-"""
-
-
-@pytest.mark.slow
-def test_processes_end_with_the_one_that_started_them_however_it_ends(tmp_path: Path) -> None:
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pids = [int(pid) for pid in parent.stdout.readline().split()]
-        assert parent.stdout.readline() == "at work\n"
-        assert all(map(running, pids))
-        parent.kill()
-    deadline = time.monotonic() + 60
-    while any(map(running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(running, pids))
-
-
 def test_a_plan_of_a_trainer_that_this_machine_can_not_have_is_executed_by_the_one_it_has(
     base: Path, tmp_path: Path
 ) -> None:
@@ -380,38 +346,3 @@ def test_a_policy_is_trained_by_several_processes_through_a_rejected_step_and_th
         torch.testing.assert_close(found[name], value, atol=1e-4, rtol=0)
     assert len(pids) == 2
     assert not any(map(running, pids))
-
-
-@pytest.mark.slow
-def test_processes_that_are_stuck_are_ended_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    processes = forked_processes(3)
-    processes.ask(f"{WAITING}:nothing")
-    pids = processes.pids
-    for _, connection in processes._members:
-        connection.send((f"{WAITING}:sleep", (60.0,)))
-    monkeypatch.setattr("clawstream.training.processes.JOIN_S", 4.0)
-
-    started_s = time.monotonic()
-    processes.close()
-
-    assert time.monotonic() - started_s < 10.0, "one after the other it would be 12 s"
-    assert not any(map(running, pids))
-
-
-@pytest.mark.slow
-def test_processes_find_each_other_on_this_machine_alone(two: Processes) -> None:
-    assert {name for names in two.ask(f"{WAITING}:interfaces") for name in names} == {"lo"}
-
-
-@pytest.mark.slow
-def test_an_error_of_the_first_of_torchruns_processes_is_said_though_others_wait_for_it() -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    told = subprocess.run(
-        [*launcher, "-m", WAITING, "fail_in_the_first"], capture_output=True, text=True, check=False, timeout=200,
-        env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    )  # fmt: skip
-    assert told.returncode == 1
-    [said] = [line for line in told.stderr.splitlines() if line.startswith("waiting: ") and "process 0. First" in line]
-    assert re.search(
-        r"1 \(\S+, pid \d+\) can't be reached by process 0. First error: process 0: .*2 GB were wanted", said
-    )

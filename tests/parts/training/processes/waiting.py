@@ -1,6 +1,6 @@
 """What tests ask of processes that compute nothing; runs in each of them.
 
-`torchrun ... -m tests.parts.training.parallel.waiting FUNCTION` asks the processes that torchrun started.
+`torchrun ... -m tests.parts.training.processes.waiting FUNCTION` asks the processes that torchrun started.
 """
 
 import os
@@ -42,6 +42,6 @@ if __name__ == "__main__":
             if ranks.rank > 0:
                 ranks.serve()
             else:
-                ranks.ask(f"tests.parts.training.parallel.waiting:{sys.argv[1]}")
+                ranks.ask(f"tests.parts.training.processes.waiting:{sys.argv[1]}")
     except PartUnavailable as error:
         sys.exit(f"waiting: {error}")
