@@ -225,9 +225,9 @@ class HttpEngine(ABC):
         try:
             try:
                 response = await ask(**ASKING)
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-                if isinstance(error, aiohttp.ClientConnectorError):
-                    raise
+            except aiohttp.ClientConnectorError:  # nobody listens
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
                 # Mostly a connection that was idle, which the engine closed just then; else the answer is asked twice.
                 response = await ask(**ASKING)
             async with response:
