@@ -16,6 +16,7 @@ from tests.keeping import keep
 from tests.parts.training.parallel.cuda_on_cpu import cuda_on_cpu
 from tests.parts.training.parallel.test_trainers import MIXED
 
+HELD_AT_MOST_S = 120.0
 HELD, IN_STEP = "held", "in-step"  # files of the test: the second step waits while there is one; it begins
 
 
@@ -34,7 +35,8 @@ def main(base: Path, folder: Path, cuts: str) -> None:
                 team.update(MIXED, version=1, seed=1)
                 keep(team, first)
             (folder / IN_STEP).touch()
-            while (folder / HELD).exists():
+            deadline = time.monotonic() + HELD_AT_MOST_S
+            while (folder / HELD).exists() and time.monotonic() < deadline:
                 time.sleep(0.05)
             team.update(MIXED, version=2, seed=2)
             keep(team, second)
