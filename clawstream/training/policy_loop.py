@@ -86,7 +86,6 @@ class PolicyLoop:
                 self._progress.learn(event)
             self.found |= policies_of(records)
         self._find_start()
-        await self.rehearsing.open([step for _, step in sorted(self._progress.steps.items())])
         await self.samples.read_promotions(until_end=True)
         missing: list[PolicyEvent] = []
         if self._began_with is None and self._first_version not in self._progress.published:
@@ -101,6 +100,7 @@ class PolicyLoop:
             missing += self._progress.missing_events(checkpoint, now_ms=now_ms())
         await self._write(missing)
         written = self._progress.pending(self._version)
+        await self.rehearsing.open([step for _, step in sorted(self._progress.steps.items())], written)
         self.samples.turn_to(written[0].replay if written else self.samples.wanted, executed_version=self._decided)
         log.info("training_starts policy=%s version=%d pending=%s", self.policy_id, self._version, bool(written))
 

@@ -7,7 +7,7 @@ prompts are asked for before its step. A restart asks for the same answers again
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from clawstream.config import Settings
 from clawstream.events import BatchPlanned, HintHeld, HintRetired, Retired, SampleAssembled, StepTaken
@@ -31,14 +31,16 @@ class Rehearsing:
         self._log = training_log
         self._memory = HintMemory()
         self._read: dict[tuple[str, int], int] = {}  # by partition, the offset that `open` read up to
+        self._planned_before: frozenset[int] = frozenset()  # versions that another process planned, and didn't execute
         self._noted: set[int] = set()  # versions whose steps the memory knows: a step may be executed again
         self._num_asked = rehearsals_beside(training.batch_samples, share=training.rehearsed_share)
         self._holds = self._num_asked > 0 or training.corrects
         self._merged_for: int | None = None  # the version after which a merged hint's answers were last asked for
         self.merging: Merging | None = None  # None: no answers to merged hints are waited for
 
-    async def open(self, steps: Sequence[StepTaken]) -> None:
-        """Read what is held so far; `steps` are those on the log, in order."""
+    async def open(self, steps: Sequence[StepTaken], pending: Iterable[BatchPlanned]) -> None:
+        """Read what is held so far; `steps` are those on the log, in order, and `pending` the plans without one."""
+        self._planned_before = frozenset(plan.policy_version for plan in pending)
         async for records in self._log.follow([topics.MEMORY], "earliest", until_end=True):
             self._read |= {(record.topic, record.partition): record.offset + 1 for record in records}
             for event in of_policy(records, self._policy_id):
@@ -122,7 +124,8 @@ class Rehearsing:
     def _note(self, step: StepTaken, *, was_read: bool = False) -> None:
         if step.policy_version not in self._noted:
             self._noted.add(step.policy_version)
-            self._memory.note(step, was_read=was_read)
+            asked_elsewhere = was_read or step.policy_version in self._planned_before
+            self._memory.note(step, asked_elsewhere=asked_elsewhere)
 
     def _tell_lost(self, step: StepTaken, asked: Collection[str]) -> None:
         """Log how many held hints the step lost; answers to the hints in `asked` were asked for, for the next batch."""

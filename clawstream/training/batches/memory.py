@@ -132,12 +132,12 @@ class HintMemory:
             hint.hold(event)
             self._hints[event.hint_id] = hint
 
-    def note(self, step: StepTaken, *, was_read: bool = False) -> None:
+    def note(self, step: StepTaken, *, asked_elsewhere: bool = False) -> None:
         """Take in a step: how open its rehearsed hints were, which other hints were lost, and which answers followed a
         hint and were accepted or rejected. Of several rehearsals of one hint the most open counts.
 
-        A step that `was_read` from the log counts as one of the steps of each merged hint that it rehearsed. Of a hint
-        that was retired and said again, steps of before say nothing.
+        A step whose answers were `asked_elsewhere`, by a process before this one, counts as one of the steps of each
+        merged hint that it rehearsed. Of a hint that was retired and said again, steps of before say nothing.
         """
         found: dict[str, float] = {}
         hints = {name: hint for name, hint in self._hints.items() if step.policy_version >= hint.since_version}
@@ -151,7 +151,7 @@ class HintMemory:
         for hint_id, open_nats in found.items():
             if (hint := hints.get(hint_id)) is not None:
                 hint.open_nats = open_nats
-                if was_read and hint.steps_left and step.policy_version > hint.said.policy_version:
+                if asked_elsewhere and hint.steps_left and step.policy_version > hint.said.policy_version:
                     hint.steps_left -= 1
         for kept in step.kept:
             if kept.lost_nats > OPEN_NATS and (hint := hints.get(kept.hint_id)) is not None:

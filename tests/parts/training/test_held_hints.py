@@ -23,7 +23,7 @@ from clawstream.events import (
     hint_id_of,
 )
 from clawstream.stream.topics import MEMORY
-from clawstream.training.batches.memory import CONTRADICTED_AFTER, OPEN_NATS, Trial
+from clawstream.training.batches.memory import CONTRADICTED_AFTER, MERGED_STEPS, OPEN_NATS, Trial, held_of, merged_into
 from clawstream.training.batches.planning import Batch
 from clawstream.training.batches.trainable import ModelLimits
 from clawstream.training.checkpoints import Checkpoint
@@ -197,11 +197,33 @@ async def test_a_step_that_is_taken_again_rejects_no_hint_twice(base: Path, tmp_
     rejected = [FollowedHint(hint_id=hint_id, gain_nats=2.0, accepted=False, sample_id="x")] * (CONTRADICTED_AFTER // 2)
     await Rehearsing(chosen, log, on_change=lambda: None).hold(plan(1), [taught])
     again = Rehearsing(chosen, log, on_change=lambda: None)
-    await again.open([step(followed=rejected, version=2)])
+    await again.open([step(followed=rejected, version=2)], [])
     await again.ask(plan(2), step(followed=rejected, version=2))  # its checkpoint's folder is lost
     assert again.held == {hint_id}
     await again.ask(plan(3), step(followed=rejected, version=3))
     assert again.held == frozenset()
+
+
+async def test_a_step_on_a_merged_hint_counts_though_the_process_that_planned_it_was_killed(
+    base: Path, tmp_path: Path
+) -> None:
+    log = MemoryLog(MemoryBroker())
+    chosen = settings(base, tmp_path, batch_samples=1, rehearsal_share=0.5)
+    said_once = held_of(tiny.sample("taught", hinted=True), "policy", 0, 0)
+    assert said_once is not None
+    await log.append([merged_into(said_once, 0, 5)])
+    steps: list[StepTaken] = []
+    for version in range(1, MERGED_STEPS + 1):
+        killed = Rehearsing(chosen, log, on_change=lambda: None)
+        await killed.open(steps, [])
+        await killed.merge(version - 1)
+        assert killed.merging is not None
+        then = Rehearsing(chosen, log, on_change=lambda: None)
+        await then.open(steps, [plan(version)])
+        steps.append(step(Rehearsed(hint_id=said_once.hint_id, open_nats=3.0, gain_nats=None), version=version))
+        await then.ask(plan(version), steps[-1])
+    await then.merge(MERGED_STEPS)
+    assert then.merging is None
 
 
 def kept(*names: str) -> tuple[HeldAnswer, ...]:

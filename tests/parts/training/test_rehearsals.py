@@ -263,7 +263,7 @@ async def test_a_hint_that_is_retired_while_the_trainer_starts_or_runs_is_asked_
     first = Rehearsing(chosen, log, on_change=lambda: None)
     a, b = await holds(first, "a"), await holds(first, "b")
     second = Rehearsing(chosen, log, on_change=lambda: None)
-    await second.open([])
+    await second.open([], [])
     await retires(a)  # after it has read what is held, and before it follows
     following = asyncio.create_task(second.follow())
     await retires(b)

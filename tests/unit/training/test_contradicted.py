@@ -44,9 +44,9 @@ def test_a_hint_that_was_said_again_has_to_be_contradicted_again() -> None:
     read = HintMemory()
     for event in said:
         read.learn(event)
-    read.note(step(followed=rejected, version=3), was_read=True)
+    read.note(step(followed=rejected, version=3), asked_elsewhere=True)
     assert read.to_retire("policy", now_ms=5) == []
-    read.note(step(followed=rejected, version=5), was_read=True)
+    read.note(step(followed=rejected, version=5), asked_elsewhere=True)
     assert len(read.to_retire("policy", now_ms=5)) == 1
 
 

@@ -220,13 +220,13 @@ def test_of_a_hint_that_is_said_again_after_it_was_retired_steps_of_before_say_n
     read = HintMemory()
     for event in (first, retired, *again):
         read.learn(event)
-    read.note(followed, was_read=True)
+    read.note(followed, asked_elsewhere=True)
 
     assert [one.open_nats for one in read.held] == [None]
     assert (read.to_try([answered("x", 1)]), live.to_try([answered("x", 1)])) == ([], [])
     assert read.held == live.held
-    read.note(open_again, was_read=True)
-    read.note(step(Rehearsed(hint_id=first.hint_id, open_nats=0.0, gain_nats=3.0), version=5), was_read=True)
+    read.note(open_again, asked_elsewhere=True)
+    read.note(step(Rehearsed(hint_id=first.hint_id, open_nats=0.0, gain_nats=3.0), version=5), asked_elsewhere=True)
     assert [one.open_nats for one in read.held] == [0.0]
     assert len(read.to_try([answered("x", 1)])) == 1
 
