@@ -32,7 +32,7 @@ from clawstream.local.servers.gpu_plan import (
     plan_for,
     what_fits,
 )
-from clawstream.local.servers.sglang_servers import GpuCounts, Launch, settings_for
+from clawstream.local.servers.sglang_servers import GpuCounts, Launch, memory_flags, settings_for
 from clawstream.training.footprint import Decoder, decoder_of
 
 _DRIVER_S = 20.0
@@ -73,15 +73,16 @@ def plan(
         raise ConfigError(f"{base} does not fit on {machine}: {_fullest(found)}; {instead}. Nothing was started")
 
 
-def refuse_what_does_not_fit(asked: Settings, wanted: Launch, counts: GpuCounts, gpu_gb: float | None) -> None:
-    """Raise ConfigError where a launch would not fit by the plan's arithmetic, with what would.
+def what_is_planned(asked: Settings, wanted: Launch, counts: GpuCounts, gpu_gb: float | None) -> GpuPlan | None:
+    """Return what each GPU of a launch would hold by the plan's arithmetic; None: it can't tell, and stderr says why.
 
-    `gpu_gb` is the memory of each GPU; None: the driver is asked. A line on stderr says why nothing can be told.
+    `gpu_gb` is the memory of each GPU; None: the driver is asked. Raises ConfigError where it would not fit, with what
+    would, and where trainer and engine share a GPU and nothing can be told of their shares.
     """
     size_bytes = _smallest_gpu() if gpu_gb is None else gpu_gb * 1e9
     if size_bytes is None:
-        typer.echo("whether it fits is not checked: nvidia-smi does not say how large a GPU is (GPU_GB)", err=True)
-        return
+        _untold("nvidia-smi does not say how large a GPU is (GPU_GB)", counts)
+        return None
     gpus = Gpus(count=counts.machine, size_bytes=size_bytes)
     try:
         model, judge = _decoder(wanted.model_path), _decoder(wanted.judge_path)
@@ -91,8 +92,8 @@ def refuse_what_does_not_fit(asked: Settings, wanted: Launch, counts: GpuCounts,
             tp=wanted.rollout_tp, judge_tp=wanted.judge_tp, context_tokens=tokens,
         )  # fmt: skip
     except ConfigError as error:
-        typer.echo(f"whether it fits is not checked: {error}", err=True)
-        return
+        _untold(str(error), counts)
+        return None
     if not found.fits:
         instead = f"`clawstream plan --base {wanted.model_path} --gpus {gpus}` says what would"
         with suppress(ConfigError):
@@ -101,6 +102,16 @@ def refuse_what_does_not_fit(asked: Settings, wanted: Launch, counts: GpuCounts,
         raise ConfigError(
             f"{wanted.model_path} does not fit on {gpus}: {found.fullest}. {instead}. Nothing was started"
         )
+    return found
+
+
+def _untold(why: str, counts: GpuCounts) -> None:
+    if counts.side_by_side:
+        raise ConfigError(
+            f"trainer and engine would share one GPU, and how much each may take of it is not known: {why}. Nothing "
+            "was started. Start SGLang yourself with --mem-fraction-static, and `clawstream up` with engine.urls"
+        )
+    typer.echo(f"whether it fits is not checked: {why}", err=True)
 
 
 def _would(better: GpuPlan) -> str:
@@ -178,11 +189,10 @@ def _print(found: GpuPlan, model: Decoder, gpus: Gpus, context_tokens: int) -> N
         if value is not None:
             typer.echo(f"{name} = {json.dumps(value)}")
     tp, judge_tp = found.tensor_parallel, found.judge_tensor_parallel
+    typer.echo(f"\nWith these settings: NUM_GPUS={gpus.count} TP={tp} PRM_TP={judge_tp} clawstream launch")
     if gpus.count == 1:
-        share = f"--mem-fraction-static {found.static_share:.2f}"
-        typer.echo(f"\nStart SGLang beside it: {shlex.join(found.engine_flags)} {share}")
-    else:
-        typer.echo(f"\nWith these settings: NUM_GPUS={gpus.count} TP={tp} PRM_TP={judge_tp} clawstream launch")
+        share = shlex.join(memory_flags(found.static_share))
+        typer.echo(f"The trainer has the GPU too, so its engine is started with {share}.")
     typer.echo(
         f"An engine's cache holds {found.cache_tokens:,} tokens, {context_tokens:,} were asked for.\n"
         f"A step on {STEP_ANSWERS} answers of {STEP_TOKENS:,} tokens is {found.step_operations / 1e12:,.0f} TFLOP "

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clawstream.cli.openclaw import called, connecting, wants_key
-from clawstream.cli.plan import refuse_what_does_not_fit
+from clawstream.cli.plan import what_is_planned
 from clawstream.cli.process import Context, harmless, log_to_stderr, run_until_stopped
 from clawstream.cli.topics import our_own, which_model
 from clawstream.config import EXAMPLE_KEY, Settings, inherited_environment
@@ -330,8 +330,9 @@ def launch(
         port=port,
         adapter_flags=adapter_flags(asked),
     )
+    found = what_is_planned(asked, wanted, counts, gpu_gb)
+    wanted = replace(wanted, memory_share=found.static_share if found and counts.side_by_side else None)
     settings = settings_for(wanted, asked)
-    refuse_what_does_not_fit(asked, wanted, counts, gpu_gb)
     if dry_run:
         commands = {server.name: shlex.join(server.command) for server in servers(wanted, settings.engine.port)}
         shown = asdict(wanted.assignment) | {"processes": settings.training.processes, "commands": commands}

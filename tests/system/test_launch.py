@@ -52,7 +52,10 @@ def test_a_dry_run_reads_the_variables_of_openclaw_rl_and_prints_who_gets_what(t
 
 @pytest.mark.parametrize(
     ("variables", "said"),
-    [({"NUM_GPUS": "1"}, "NUM_GPUS is 1"), ({"ACTOR_GPUS": "2", "ROLLOUT_GPUS": "3", "TP": "2"}, "TP that divides it")],
+    [
+        ({"NUM_GPUS": "1", "PRM_GPUS": "1"}, "NUM_GPUS is 1"),
+        ({"ACTOR_GPUS": "2", "ROLLOUT_GPUS": "3", "TP": "2"}, "TP that divides it"),
+    ],
 )
 def test_counts_that_do_not_fit_are_an_operators_error(tmp_path: Path, variables: dict[str, str], said: str) -> None:
     refused = launch("--dry-run", HF_CKPT=str(make_model(tmp_path / "policy", seed=0)), **variables)
@@ -70,7 +73,17 @@ def test_two_gpus_train_and_serve_and_it_is_said_that_none_judges(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_two_engines_and_everything_else_come_up_and_stop_together(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("counts", "gpus"),
+    [
+        ({"NUM_GPUS": "3", "ACTOR_GPUS": "1", "ROLLOUT_GPUS": "2", "PRM_GPUS": "0"}, ["1", "2"]),
+        ({"NUM_GPUS": "1", "GPU_GB": "24"}, ["0"]),
+    ],
+    ids=["several", "one"],
+)
+def test_engines_and_everything_else_come_up_and_stop_together(
+    tmp_path: Path, counts: dict[str, str], gpus: list[str]
+) -> None:
     model = make_model(tmp_path / "policy", seed=0)
     server = tmp_path / "sglang"
     server.write_text(SERVER.format(python=sys.executable))
@@ -81,7 +94,6 @@ def test_two_engines_and_everything_else_come_up_and_stop_together(tmp_path: Pat
             f'data_dir = "{tmp_path / "data"}"\n[monitor]\nport = 0\n[policy]\nrenderer = "qwen3"\n'
             f"[engine]\nport = {port}\n"
         )
-        counts = {"NUM_GPUS": "3", "ACTOR_GPUS": "1", "ROLLOUT_GPUS": "2", "PRM_GPUS": "0"}
         command = [sys.executable, "-m", "clawstream", "-c", str(settings), "launch", "--sglang", str(server)]
         process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env=environment(HF_CKPT=str(model), PORT="0", **counts)
@@ -94,9 +106,10 @@ def test_two_engines_and_everything_else_come_up_and_stop_together(tmp_path: Pat
             found = re.search(r"clawstream is up: (http://[0-9.:]+)/v1", said)
             assert found is not None, said
             with urllib.request.urlopen(f"{found[1]}/readyz", timeout=10) as response:
-                assert len([part for part in json.load(response)["parts"] if part.startswith("engine")]) == 2
+                assert len([part for part in json.load(response)["parts"] if part.startswith("engine")]) == len(gpus)
             logs = tmp_path / "data" / "servers" / "logs"
-            assert [(logs / f"engine-{n}.log").read_text().splitlines()[0] for n in (0, 1)] == ["gpus 1", "gpus 2"]
+            first = [(logs / f"engine-{n}.log").read_text().splitlines()[0] for n in range(len(gpus))]
+            assert first == [f"gpus {number}" for number in gpus]
         finally:
             process.send_signal(signal.SIGINT)
             said += process.communicate(timeout=60)[1]

@@ -1,7 +1,7 @@
 """What each GPU of a machine would hold, and the largest way of training that fits. Nothing is asked of a GPU.
 
 The actor, rollout and judge get the GPUs that `clawstream launch` gives them. On a machine with one GPU trainer and
-engine are on it side by side, which `launch` does not do.
+engine are on it side by side.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,8 +145,7 @@ def _with(
             "setting out for a plan"
         )
     training, alone = settings.training, gpus.count == 1
-    if counts is None:
-        counts = GpuCounts(machine=1, actor=1, rollout=1, judge=0) if alone else share_out(gpus.count, None, None, None)
+    counts = counts or share_out(gpus.count, None, None, None)
     if "processes" not in training.model_fields_set:
         training = training.model_copy(update={"processes": counts.actor})
     if training.processes > counts.actor:

@@ -2,10 +2,11 @@
 
 The actor trains, the rollout engines serve, the judges judge. The counts and their order are those that users of
 OpenClaw-RL know: the first GPUs are the actor's, then the rollout's, then the judges' (its PRM). `deploy/gpus.sh` is
-the same rule for `deploy/compose.yaml`.
+the same rule for `deploy/compose.yaml`. Of one GPU alone the trainer and an engine each have a share.
 """
 
 from dataclasses import dataclass
+from math import floor
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -23,6 +24,11 @@ class GpuCounts:
     rollout: int
     judge: int
 
+    @property
+    def side_by_side(self) -> bool:
+        """Whether trainer and engine have one GPU together."""
+        return self.machine == 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
@@ -36,8 +42,11 @@ class Assignment:
 def share_out(machine: int, actor: int | None, rollout: int | None, judge: int | None) -> GpuCounts:
     """Return the counts, with halves and quarters for the unset ones: 8 GPUs become 4, 2 and 2.
 
-    The judge gets no more than the others leave, which may be nothing. Raises ConfigError where they don't fit.
+    The judge gets no more than the others leave, which may be nothing. A single GPU is the actor's and the rollout's.
+    Raises ConfigError where they don't fit.
     """
+    if machine == (actor or 1) == (rollout or 1) == 1 and not judge:
+        return GpuCounts(machine=1, actor=1, rollout=1, judge=0)
     quarter = max(1, machine // 4)
     trains = max(1, machine // 2) if actor is None else actor
     serves = quarter if rollout is None else rollout
@@ -49,19 +58,9 @@ def share_out(machine: int, actor: int | None, rollout: int | None, judge: int |
     if wanted > machine:
         raise ConfigError(
             f"ACTOR_GPUS + ROLLOUT_GPUS + PRM_GPUS is {counts.actor} + {counts.rollout} + {counts.judge} = {wanted}; "
-            f"NUM_GPUS is {machine}. {_way_out(machine)}. Nothing was started"
+            f"NUM_GPUS is {machine}. Lower one (PRM_GPUS=0: judges elsewhere, by judge.url). Nothing was started"
         )
     return counts
-
-
-def _way_out(machine: int) -> str:
-    if machine == 1:
-        return (
-            "Training and serving take a GPU each: with one, give it to SGLang, start that yourself, and run "
-            "`clawstream up` with engine.urls and an empty CUDA_VISIBLE_DEVICES; `clawstream plan` says whether both "
-            "fit on it side by side"
-        )
-    return "Lower one (PRM_GPUS=0: judges elsewhere, by judge.url)"
 
 
 def assign(counts: GpuCounts, *, rollout_tp: int, judge_tp: int) -> Assignment:
@@ -71,6 +70,8 @@ def assign(counts: GpuCounts, *, rollout_tp: int, judge_tp: int) -> Assignment:
     """
     _check(counts.rollout, rollout_tp, "ROLLOUT_GPUS", "TP")
     _check(counts.judge, judge_tp, "PRM_GPUS", "PRM_TP")
+    if counts.side_by_side:
+        return Assignment(actor=(0,), rollout=((0,),), judge=())
     numbers = iter(range(counts.machine))
 
     def take(count: int) -> tuple[int, ...]:
@@ -117,6 +118,7 @@ class Launch:
     api_key: str | None
     port: int | None
     adapter_flags: tuple[str, ...] = ()  # of the policy's engines
+    memory_share: float | None = None  # of a GPU, for an engine's weights and cache; None: SGLang takes most of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ def servers(launch: Launch, first_port: int) -> tuple[SglangServer, ...]:
     engines = [
         _server(
             launch, f"engine-{number}", gpus, first_port + number, launch.model_path, launch.rollout_tp,
-            *FLAGS, *launch.adapter_flags,
+            *FLAGS, *launch.adapter_flags, *memory_flags(launch.memory_share),
         )
         for number, gpus in enumerate(assignment.rollout)
     ]  # fmt: skip
@@ -152,6 +154,11 @@ def adapter_flags(settings: Settings) -> tuple[str, ...]:
         return ()
     many = _ONE_POLICY if settings.policy.adapters == "shared" else _MANY_POLICIES
     return ("--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", *_ADAPTED, *many)
+
+
+def memory_flags(share: float | None) -> tuple[str, ...]:
+    """Return the options with which an engine's weights and cache take this share of a GPU; None: none."""
+    return () if share is None else ("--mem-fraction-static", f"{floor(100 * share) / 100:.2f}")
 
 
 def settings_for(launch: Launch, settings: Settings) -> Settings:

@@ -22,6 +22,7 @@ _LEAST_WORDS = 3
 _LONG_WORD = 5  # letters: shorter words say little of what a text is about
 _SENTENCE_CHARACTERS = 180
 _BULLETS = ("- ", "* ", "\u2022 ")
+_IMAGES = (" like a ", " like an ", " like the ", " as if ", " as though ")
 _GREETINGS = ("hello", "hi", "hey", "good", "welcome", "greetings", "dear", "howdy")
 _FOREIGN: Mapping[str, str] = MappingProxyType(
     {  # words that English does not have, and letters
@@ -154,6 +155,8 @@ _LOOKS: Mapping[str, Callable[[str], bool]] = MappingProxyType(
         "emoji": lambda answer: any(ord(letter) >= 0x1F300 or 0x2600 <= ord(letter) < 0x27C0 for letter in answer),
         "numbers": lambda answer: sum(any(map(str.isdigit, word)) for word in answer.split() if word[-1] != ".") >= 2,
         "example": lambda answer: "for example" in answer.lower() or "for instance" in answer.lower(),
+        "pros_and_cons": lambda answer: "pros" in answer.lower() and "cons" in answer.lower().replace("consider", ""),
+        "comparison": lambda answer: any(image in f" {answer.lower()} " for image in _IMAGES),
     }
 )
 _WORDS: Mapping[str, AnswerWish] = MappingProxyType({wish.id: wish for wish in wishes()})

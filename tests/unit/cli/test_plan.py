@@ -48,7 +48,8 @@ def test_people_read_who_holds_what_and_how_it_is_started(qwen: Path) -> None:
     ):
         assert said in shown.stdout
     alone = CliRunner().invoke(app, ["plan", "--base", str(qwen), "--gpus", "1x141GB"])
-    assert "Start SGLang beside it: --incremental-streaming-output" in alone.stdout
+    assert "NUM_GPUS=1 TP=1 PRM_TP=1 clawstream launch" in alone.stdout
+    assert "so its engine is started with --mem-fraction-static 0." in alone.stdout
     assert "lora_rank = 16" in alone.stdout
     assert "no GPU is left for a judge" in alone.stderr
 
@@ -132,3 +133,41 @@ def test_what_the_arithmetic_can_not_tell_is_launched_unchecked(qwen: Path) -> N
     shown = launched(qwen, settings='[training]\ntrainer = "megatron"\n')
     assert shown.exit_code == 0, shown.output
     assert "whether it fits is not checked: training.trainer" in shown.stderr
+
+
+ONE_GPU = HALF + "lora_rank = 16\nmicro_batch_tokens = 16384\n"
+
+
+def test_one_gpu_is_launched_with_the_share_that_the_plan_has_for_the_engine(qwen: Path) -> None:
+    shown = launched(qwen, settings=ONE_GPU, NUM_GPUS="1", GPU_GB="48")
+    assert shown.exit_code == 0, shown.output
+    told = json.loads(shown.stdout)
+    assert (told["actor"], told["rollout"], told["judge"], told["processes"]) == ([0], [[0]], [], 1)
+    asked = ["-c", str(qwen / "clawstream.toml"), "plan", "--base", str(qwen), "--gpus", "1x48GB", "--json"]
+    share = json.loads(CliRunner().invoke(app, asked).stdout)["engine"]["mem_fraction_static"]
+    words = told["commands"]["engine-0"].split()
+    assert float(words[words.index("--mem-fraction-static") + 1]) == pytest.approx(share, abs=0.01)
+    assert "CUDA_VISIBLE_DEVICES=0" in words
+    assert "no GPU of 1 is left for a judge" in shown.stderr
+
+
+def test_several_gpus_leave_the_engine_all_of_its_own(qwen: Path) -> None:
+    commands = json.loads(launched(qwen, settings=HALF).stdout)["commands"]
+    assert "--mem-fraction-static" not in "".join(commands.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpu_gb", "said"),
+    [
+        (HALF, "48", "training.lora_rank = 16"),  # all weights do not fit beside an engine
+        (ONE_GPU, "24", "GPU 0 (actor and rollout) would need"),
+        (ONE_GPU + 'trainer = "megatron"\n', "48", "how much each may take of it is not known: training.trainer"),
+    ],
+)
+def test_what_one_gpu_can_not_hold_or_nobody_can_tell_is_refused(
+    qwen: Path, settings: str, gpu_gb: str, said: str
+) -> None:
+    refused = launched(qwen, settings=settings, NUM_GPUS="1", GPU_GB=gpu_gb)
+    assert isinstance(refused.exception, ConfigError)
+    assert said in str(refused.exception)
+    assert not refused.stdout

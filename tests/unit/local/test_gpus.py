@@ -53,11 +53,26 @@ def test_without_a_word_on_judges_they_get_what_is_left_and_at_most_a_quarter() 
     assert share_out(8, 6, 2, None) == GpuCounts(machine=8, actor=6, rollout=2, judge=0)
 
 
-def test_one_gpu_can_not_train_and_serve_and_the_way_out_is_named() -> None:
-    with pytest.raises(
-        ConfigError, match=r"NUM_GPUS is 1\. .*`clawstream up` with engine\.urls and an empty CUDA_VISIBLE_DEVICES"
-    ):
-        share_out(1, None, None, None)
+def test_one_gpu_trains_and_serves_side_by_side_and_takes_neither_a_judge_nor_a_second_role() -> None:
+    alone = GpuCounts(machine=1, actor=1, rollout=1, judge=0)
+    assert share_out(1, None, None, None) == share_out(1, 1, 1, 0) == alone
+    assert assign(alone, rollout_tp=1, judge_tp=1) == Assignment(actor=(0,), rollout=((0,),), judge=())
+    for asked in ((1, 1, 1), (2, None, None), (None, 2, None)):
+        with pytest.raises(ConfigError, match=r"NUM_GPUS is 1\. Lower one"):
+            share_out(1, *asked)
+    with pytest.raises(ConfigError, match="TP that divides it"):
+        assign(alone, rollout_tp=2, judge_tp=1)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.4567, "0.45"), (0.3, "0.30"), (0.999, "0.99"), (None, None)])
+def test_the_engine_beside_a_trainer_takes_no_more_than_its_share(
+    tmp_path: Path, share: float | None, said: str | None
+) -> None:
+    launch = replace(launched(tmp_path, judge=(4, 5)), memory_share=share)
+    for server in servers(launch, 30010):
+        has = "--mem-fraction-static" in server.command
+        assert has is (said is not None and server.name != "judge")
+        assert not has or server.command[server.command.index("--mem-fraction-static") + 1] == said
 
 
 def test_more_than_there_are_is_refused_with_the_sum() -> None:
