@@ -103,6 +103,14 @@ class HttpEngine(ABC):
     async def weight_version(self) -> str | None:
         """The name of the weights that it serves; None where it gives none."""
 
+    async def quantization(self) -> str | None:
+        """How it stores the weights that it was given, such as fp8; None: as they are, or it doesn't say."""
+        return None
+
+    async def name_weights(self, version: str) -> None:
+        """Have it call the weights that it serves by this name; raises EngineRefused where it can't."""
+        raise EngineRefused(501, f"its weights can't be called {version} unless they are loaded")
+
     async def load_lora_adapter(self, name: str, path: str) -> None:
         """Load the adapter, which requests may name from now on."""
         body = {"lora_name": name, "lora_path": path}

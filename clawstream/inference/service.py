@@ -76,6 +76,9 @@ class Backend(Protocol):
     async def update_weights(self, path: str, version: str | None, *, abort_all: bool) -> CommandResult:
         """Take new weights, all of them or none."""
 
+    async def name_weights(self, version: str) -> CommandResult:
+        """Call the weights that are served by this name from now on."""
+
     async def load_lora(self, name: str, path: str) -> CommandResult:
         """Load the adapter, which requests may then name."""
 
@@ -116,6 +119,7 @@ def build_app(backend: Backend) -> Starlette:
         "/pause_generation": control.pause,
         "/continue_generation": control.resume,
         "/update_weights_from_disk": control.update_weights,
+        "/update_weight_version": control.name_weights,
         "/load_lora_adapter": control.load_lora,
         "/unload_lora_adapter": control.unload_lora,
     }
@@ -317,6 +321,12 @@ class _Control:
         )
         content = {"success": outcome.success, "message": outcome.message, "num_paused_requests": 0}
         return answer(content, 200 if outcome.success else 400)
+
+    async def name_weights(self, body: dict[str, Any]) -> Response:
+        if body.get("abort_all_requests") is not False:
+            self._backend.abort(None)
+        outcome = await self._backend.name_weights(read_text("new_version", body.get("new_version")))
+        return answer({"success": outcome.success, "message": outcome.message}, 200 if outcome.success else 400)
 
     async def load_lora(self, body: dict[str, Any]) -> Response:
         name, path = (read_text(key, body.get(key)) for key in ("lora_name", "lora_path"))

@@ -8,6 +8,7 @@ from clawstream.errors import TryLater
 from clawstream.inference.dialect import read_chunk, write_request
 from clawstream.inference.engine import (
     Chunk,
+    EngineRefused,
     FinishKind,
     GenerateRequest,
     SamplingParams,
@@ -81,6 +82,18 @@ class SglangEngine(HttpEngine):
             return read_version(model.get("weight_version"))
         except ValueError as error:
             raise TryLater(f"engine {self._url}: /model_info: {error}") from error
+
+    async def quantization(self) -> str | None:
+        """What --quantization or the model's own config.json says; None: neither does, or it has no /server_info."""
+        try:
+            named = (await self._get("/server_info")).get("quantization")
+        except EngineRefused:
+            return None
+        return named if isinstance(named, str) else None
+
+    async def name_weights(self, version: str) -> None:
+        """Have it call the weights that it serves by this name; nothing is loaded."""
+        await self._post("/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     def _read(self, event: bytes) -> Chunk:
         element = self._element(event, "/generate")

@@ -10,6 +10,7 @@
 An engine is asked to load full weights only if their tensors fit its model. SGLang (0.5.23) copies tensor by tensor:
 its process ends at the first that does not fit, and a missing tensor keeps its old numbers without an error. The model
 is read at the path that the engine names, else in the policy's own folder; if neither can be read, nothing is compared.
+A quantized engine takes adapters alone.
 """
 
 import asyncio
@@ -23,7 +24,14 @@ from typing import Any, Protocol
 
 from clawstream.errors import TryLater, UnusableCheckpoint
 from clawstream.events import PolicyActivated, PolicyPublished, PolicyRejected, is_of_policy
-from clawstream.inference.engine import EngineRefused, ServerInfo, VersionedEngine, adapter_of
+from clawstream.inference.engine import (
+    BASE_VERSION,
+    EngineRefused,
+    ServerInfo,
+    VersionedEngine,
+    adapter_of,
+    policy_version,
+)
 from clawstream.inference.model_folder import ADAPTER_CONFIG, TensorHeader, tensor_headers, text_config
 from clawstream.weights.rollout import Serving, misnamed, serves
 
@@ -113,6 +121,8 @@ class SwappingEngine(VersionedEngine, Protocol):
     """The part of an engine's dialect that a weight change needs."""
 
     async def server_info(self) -> ServerInfo: ...
+    async def quantization(self) -> str | None: ...
+    async def name_weights(self, version: str) -> None: ...
     async def pause(self, *, retract: bool = False) -> None: ...
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = False) -> None: ...
     async def resume(self) -> None: ...
@@ -139,6 +149,9 @@ async def take_over(
     resume. Raises TryLater when the engine does not answer.
     """
     if version.adapter is None:
+        quantization = await engine.quantization()
+        if quantization is not None:
+            return await _labelled(engine, version, quantization, now_ms)
         folders = [Path((await engine.server_info()).model_path), *([] if model_path is None else [model_path])]
         refusal = await asyncio.to_thread(unfit, Path(version.path), folders)
         if refusal is not None:
@@ -154,6 +167,28 @@ async def take_over(
                 refusal = f"it does not list {version.adapter} after it was loaded"
     except EngineRefused as error:
         refusal = str(error)
+    return _outcome(engine, version, refusal, 0.0, now_ms())
+
+
+async def _labelled(
+    engine: SwappingEngine, version: PolicyPublished, quantization: str, now_ms: Callable[[], int]
+) -> PolicyActivated | PolicyRejected:
+    """Let a quantized engine call what it was started with version 0, which it is, in fewer bits; refuse all others.
+
+    Quantized weights are laid out anew once they are loaded, and nothing says that a second loading finds its way.
+    """
+    refusal = None
+    if version.policy_version != BASE_VERSION or policy_version(await engine.weight_version()) != BASE_VERSION:
+        refusal = (
+            f"its weights are quantized ({quantization}), so full weights are not loaded into it, and what is served "
+            "stays. Train an adapter, which is loaded: training.lora_rank. Or start the engine unquantized"
+        )
+    else:
+        await forget(engine, [name for name in await engine.lora_adapters() if _is_of(version.policy_id, name)])
+        try:
+            await engine.name_weights(str(BASE_VERSION))
+        except EngineRefused as error:
+            refusal = str(error)
     return _outcome(engine, version, refusal, 0.0, now_ms())
 
 

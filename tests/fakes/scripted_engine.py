@@ -74,6 +74,7 @@ class ScriptedBackend:
     faults: deque[Fault] = field(default_factory=deque)
     cancelled: list[str] = field(default_factory=list)
     healthy: bool = True
+    quantization: str | None = None  # as SGLang names it
     flowing: bool = True
     _running: "dict[str, _Speech]" = field(default_factory=dict)
     _adapters: dict[str, str] = field(default_factory=dict)
@@ -140,6 +141,10 @@ class ScriptedBackend:
             success=True, message=f"Succeeded to update model weights. Weight version is {self.version}."
         )
 
+    async def name_weights(self, version: str) -> CommandResult:
+        self.version = version
+        return CommandResult(success=True, message=f"Weight version is {version}.")
+
     async def load_lora(self, name: str, path: str) -> CommandResult:
         if name in self._adapters:
             return CommandResult(success=False, message=f"adapter {name} is loaded already; unload it first")
@@ -167,7 +172,8 @@ class ScriptedBackend:
         return {"model_path": self.model_path, "is_generation": True, "weight_version": self.version}
 
     def server_info(self) -> dict[str, object]:
-        return {"model_path": self.model_path, "context_length": self.context_length_tokens, "version": "scripted"}
+        said = {"model_path": self.model_path, "context_length": self.context_length_tokens, "version": "scripted"}
+        return said | {"quantization": self.quantization}
 
 
 def _is_model(path: str) -> bool:

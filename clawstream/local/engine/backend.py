@@ -172,6 +172,12 @@ class CpuBackend:
             success=True, message=f"Succeeded to update model weights. Weight version is {self._version}."
         )
 
+    async def name_weights(self, version: str) -> CommandResult:
+        async with self._updating:
+            await self._worker.call(lambda core: setattr(core, "version", version))
+            self._version = version
+        return CommandResult(success=True, message=f"Weight version is {version}.")
+
     async def load_lora(self, name: str, path: str) -> CommandResult:
         async with self._updating:
             if name in self._adapters:

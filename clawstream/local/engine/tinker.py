@@ -209,6 +209,9 @@ class TinkerBackend:
             success=False, message=f"{path}: a Tinker service trains adapters; whole weights can't be taken over"
         )
 
+    async def name_weights(self, version: str) -> CommandResult:
+        return CommandResult(success=version == BASE, message=f"Weight version is {BASE}.")
+
     async def load_lora(self, name: str, path: str) -> CommandResult:
         if name in self._snapshots.paths:
             return CommandResult(success=False, message=f"adapter {name} is loaded already; unload it first")

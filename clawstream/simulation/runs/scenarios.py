@@ -23,7 +23,7 @@ from clawstream.config import IDLE, EngineSettings, Section, Settings, TrainingS
 from clawstream.config.training import OF_REWARDS
 from clawstream.errors import TryLater
 from clawstream.inference.clients import engine_client, engine_session
-from clawstream.inference.engine import EngineRefused
+from clawstream.inference.engine import EngineRefused, policy_version
 from clawstream.inference.http_engine import HttpEngine
 from clawstream.simulation.everyday import personas as everyday_personas
 from clawstream.simulation.opinions import HINTS, Control, Wish
@@ -380,6 +380,8 @@ async def _give_back(engine: HttpEngine, base: Path, before: set[str]) -> None:
 
 
 async def _reset(engine: HttpEngine, base: Path) -> None:
+    if await engine.quantization() is not None and policy_version(await engine.weight_version()) == int(BASE_VERSION):
+        return  # it takes no full weights, so it serves what it was started with
     await engine.pause(retract=True)
     try:
         await engine.update_weights(str(await asyncio.to_thread(base.absolute)), BASE_VERSION, flush_cache=True)

@@ -145,6 +145,7 @@ class Watched:
         self.asked = asked
         self.away = False
         self.deaf_to_updates = False
+        self.quantized: str | None = None
         self.told: list[str] = []
         self.adapters: list[str] = []
         self.fails: dict[str, list[Exception | None]] = fails or {}
@@ -157,6 +158,13 @@ class Watched:
     async def server_info(self) -> ServerInfo:
         self._answer("info")
         return ServerInfo(model_path="nowhere", context_length_tokens=1, weight_version=self.serves)
+
+    async def quantization(self) -> str | None:
+        return self.quantized
+
+    async def name_weights(self, version: str) -> None:
+        self._answer("name", said=f"name {version}")
+        self.serves = version
 
     async def pause(self, *, retract: bool = False) -> None:
         self._answer("pause", said="retract" if retract else "pause")

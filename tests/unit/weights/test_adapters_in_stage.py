@@ -95,6 +95,32 @@ async def test_an_engine_that_came_back_gets_the_weights_and_then_the_adapter(we
     assert fake.told == ["retract", "update 3 flush", "resume", "load policy-v4"]
 
 
+async def test_a_quantized_engine_takes_adapters_and_what_it_began_with_is_version_0(weights: Weights) -> None:
+    log, fake = PolicyTopic(weights(0), adapter(1)), Watched("http://e", "default", asyncio.Event())
+    fake.quantized = "fp8"
+    async with keeping(log, clients=[fake]):
+        await log.until(lambda: ("http://e", 1) in log.active())
+        await log.append([weights(2)])
+        await log.until(lambda: log.said(PolicyRejected) != [])
+    assert [one for one in fake.told if not one.startswith("resume")] == ["name 0", "load policy-v1"]
+    assert log.active() == [("http://e", 0), ("http://e", 1)]
+    [refusal] = log.said(PolicyRejected)
+    assert isinstance(refusal, PolicyRejected)
+    assert "quantized (fp8)" in refusal.reason
+    assert "training.lora_rank" in refusal.reason
+
+
+async def test_a_quantized_engine_that_can_not_name_its_weights_or_was_given_others_is_not_said_to_serve_the_base(
+    weights: Weights,
+) -> None:
+    refuses = Watched("http://e", "base", asyncio.Event(), fails={"name": [EngineRefused(404, "no such route")]})
+    for fake, why in ((refuses, "no such route"), (Watched("http://e", "7", asyncio.Event()), "quantized (awq)")):
+        fake.quantized = "awq"
+        outcome = await take_over(fake, weights(0), lambda: 0)
+        assert isinstance(outcome, PolicyRejected)
+        assert why in outcome.reason
+
+
 async def test_an_adapter_whose_name_does_not_tell_its_version_is_refused(weights: Weights) -> None:
     log, fake = PolicyTopic(weights(0), adapter(1, "mine")), Watched("http://e", "0", asyncio.Event())
     async with keeping(log, clients=[fake]):

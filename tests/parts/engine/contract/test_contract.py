@@ -207,6 +207,18 @@ async def test_health_and_info_tell_what_is_served(subject: Subject) -> None:
             assert response.status == 200
 
 
+async def test_weights_get_another_name_and_stay_as_they_are(subject: Subject) -> None:
+    subject.needs("SGLang's routes")
+    before = await answer(subject.engine, asking(PROMPT, 6))
+    assert await subject.engine.quantization() is None
+    await subject.engine.name_weights("0")
+    after = await answer(subject.engine, asking(PROMPT, 6))
+    assert after.token_ids == before.token_ids
+    assert after.logprobs_nats == pytest.approx(before.logprobs_nats, abs=1e-4)
+    assert (before.versions, after.versions) == ((WeightsSpan("1", 6),), (WeightsSpan("0", 6),))
+    assert await subject.engine.weight_version() == "0"
+
+
 async def test_batch_is_answered_in_its_order(subject: Subject) -> None:
     subject.needs("SGLang's routes")
     prompts = [[50, 51, 52], list(PROMPT), [60] * 30]
