@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 for panel, groups, commands in (
     ("Run", (replay.replay,), (up.up, up.launch, clients.feedback, demo.demo, learn.learn)),
-    ("Look", (dlq.dlq, policy.policy, hints.hints, audit.audit), status.COMMANDS),
+    ("Look", (dlq.dlq, policy.policy, hints.hints, clients.pictures, audit.audit), status.COMMANDS),
     (
         "Prepare",
         (topics.topics, topics.db, topics.model, clients.keys, openclaw.openclaw, audit.projection),

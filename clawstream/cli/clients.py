@@ -1,13 +1,16 @@
 """`clawstream keys`: who may ask the gateway. A key is shown once; the file keeps its hash.
 
 `clawstream feedback`: what a person says of past answers, given by their ids through the gateway's own endpoint.
+`clawstream pictures`: what clients showed, which lies beside the log, and how it is erased.
 """
 
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +27,9 @@ from clawstream.errors import ConfigError, PartUnavailable
 keys = typer.Typer(
     name="keys", help="The keys by which clients ask the gateway, each with a name.", no_args_is_help=True
 )
+pictures = typer.Typer(name="pictures", help="The pictures of conversations: what is kept.", no_args_is_help=True)
 _ANSWERS_WITHIN_S = 30.0
+_DAY_S = 86_400
 _YES = Annotated[bool, typer.Option("--yes", help="Don't ask on a terminal.")]
 
 
@@ -265,3 +270,41 @@ def _refusal(base_url: str, status: int, said: str) -> ConfigError | PartUnavail
     if status >= 500:
         return PartUnavailable(f"{base_url}: {why}")
     return ConfigError(f"{base_url}: {why}")
+
+
+@pictures.command("list")
+def list_pictures(context: typer.Context, as_json: AsJson = False) -> None:
+    """Show each picture's hash, size, and when a client last sent it; the log names pictures by these hashes."""
+    from clawstream.gateway.picture_store import PictureStore
+
+    kept = list(PictureStore(Context.of(context).settings().pictures_dir).kept())
+    if as_json:
+        typer.echo(json.dumps([{"sha256": one, "bytes": size, "sent_at_s": at} for one, size, at in kept]))
+        return
+    table = Table("sha256", "bytes", "last sent")
+    for one, size, at in kept:
+        table.add_row(one, f"{size:,}", datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds"))
+    layout.show(Console(), table)
+
+
+@pictures.command()
+def erase(
+    context: typer.Context,
+    sha256: Annotated[list[str] | None, typer.Argument(metavar="SHA256...", help="As `list` prints them.")] = None,
+    older_than: Annotated[
+        float | None, typer.Option(min=0, metavar="DAYS", help="All that nobody sent for so long.")
+    ] = None,
+) -> None:
+    """Erase pictures for good. A conversation that still shows one is refused until its client sends it again."""
+    from clawstream.gateway.picture_store import PictureStore
+
+    if bool(sha256) == (older_than is not None):
+        raise ConfigError("expected hashes or --older-than, and not both. Nothing was erased")
+    store = PictureStore(Context.of(context).settings().pictures_dir)
+    kept = {one: at for one, _, at in store.kept()}
+    if unknown := [one for one in sha256 or () if one not in kept]:
+        raise ConfigError(f"{unknown[0]} is not kept in {store.folder}. Nothing was erased; `list` shows what is")
+    until_s = time.time() - (older_than or 0) * _DAY_S
+    wanted = sha256 or [one for one, at in kept.items() if at < until_s]
+    num_erased = sum(map(store.erase, wanted))
+    typer.echo(f"{num_erased} of {len(kept)} pictures were erased from {store.folder}", err=True)

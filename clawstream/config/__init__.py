@@ -146,6 +146,11 @@ class Settings(BaseSettings):
         return self.gateway.keys_file or self.data_dir / "keys.json"
 
     @property
+    def pictures_dir(self) -> Path:
+        """Where the pictures of conversations are kept."""
+        return self.data_dir / "pictures"
+
+    @property
     def checkpoints_dir(self) -> Path:
         """Where the versions of this policy are kept."""
         return (self.training.save_dir or self.data_dir / "policies") / self.policy.id

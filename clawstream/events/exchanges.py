@@ -112,7 +112,7 @@ class RequestDelta:
     parent_exchange_id: str | None
     kept_messages: int
     kept_tokens: int
-    messages: tuple[bytes, ...]  # each as JSON, in Chat Completions' form, with words in place of pictures
+    messages: tuple[bytes, ...]  # each as JSON, in Chat Completions' form, with marks or words in place of pictures
     token_ids: TokenIds
     options: bytes | None  # the body without `messages`, as JSON
 

@@ -32,6 +32,7 @@ class RefusalReason(StrEnum):
     MISALIGNED = "misaligned"  # token ids and log-probs differ in number, or every log-prob is missing
     INTERRUPTED = "interrupted"  # the client left; the settings exclude such answers, or the version is not known
     OFF_DISTRIBUTION = "off_distribution"  # sampled greedily, from the likeliest tokens alone, or shaped
+    PICTURES = "pictures"  # there are pictures in the prompt, which no trainer sees yet
     PROMPT_UNKNOWN = "prompt_unknown"  # an exchange that holds a part of the prompt is not known any more
     HINT_UNRENDERABLE = (
         "hint_unrenderable"  # the hinted prompt can't be rendered or is too long, and the answer has no score

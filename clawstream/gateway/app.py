@@ -33,6 +33,7 @@ from clawstream.gateway.outbox.delivery import Delivery, SealedLog
 from clawstream.gateway.outbox.recorder import Recorder
 from clawstream.gateway.outbox.spool import Spool
 from clawstream.gateway.outbox.spool_file import FOLDER, Fsync, SpoolInUse
+from clawstream.gateway.picture_store import PictureStore, Seeing
 from clawstream.gateway.sessions import Conversations, SampledAnswers, SessionIndex
 from clawstream.gateway.watching import follow_policy, learn_owners, learn_sessions
 from clawstream.inference.clients import engine_client, engine_session
@@ -102,6 +103,7 @@ async def serve(
                 answers=SampledAnswers(),
                 conversations=Conversations(bounds.index_window_s * 1000),
                 metrics=metrics,
+                seeing=_seeing(settings, renderer),
                 always_of_the_policy=settings.samples.off_distribution == "gateway_override",
             )
             keys = _keys(settings)
@@ -229,6 +231,13 @@ def _keys(settings: Settings) -> WatchedKeys:
             "in force; nothing is served. Add one (clawstream keys add NAME), or set gateway.api_key"
         )
     return keys
+
+
+def _seeing(settings: Settings, renderer: PromptRenderer) -> Seeing | None:
+    """Return how pictures are taken in; None: the policy, its template or its engines see none."""
+    if renderer.sight is None or settings.engine.dialect != "sglang":
+        return None
+    return Seeing(sight=renderer.sight, store=PictureStore(settings.pictures_dir))
 
 
 def _largest_id(model_path: Path, renderer: PromptRenderer) -> int:

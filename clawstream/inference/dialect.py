@@ -7,8 +7,6 @@ incremental (`--incremental-streaming-output`): a chunk carries only what is new
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, TypeAlias
 
 from clawstream.events.exchanges import GREEDY_BELOW, Shaping, TokenBias
@@ -113,7 +111,7 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
         **_write_shaping(sampling.shaping or UNSHAPED),
     }
     return {
-        "input_ids": list(request.input_ids),
+        "input_ids": request.unexpanded_ids,
         "sampling_params": params,
         "return_logprob": True,
         "stream": stream,
@@ -122,6 +120,7 @@ def write_request(request: GenerateRequest, *, stream: bool) -> dict[str, object
             rid=request.rid,
             extra_key=request.extra_key,
             lora_path=request.lora_name,
+            image_data=list(request.pictures) or None,
         ),
     }
 
@@ -151,6 +150,7 @@ def read_body(body: object, *, new_rid: str) -> GenerateBody:
         raise RequestRefused(f"input_ids is {_kind(input_ids)}, expected a list of token ids or a list of such lists")
     batch = isinstance(input_ids[0], list)
     prompts = input_ids if batch else [input_ids]
+    pictures = _pictures(body.get("image_data"), batch=batch)
     columns = {key: _column(body, key, len(prompts), batch=batch) for key in _PER_PROMPT}
     shared_rid = body.get("rid") if isinstance(body.get("rid"), str) else None
     calls = []
@@ -158,7 +158,7 @@ def read_body(body: object, *, new_rid: str) -> GenerateBody:
         row = {key: values[index] for key, values in columns.items()}
         if row["rid"] is None or (batch and shared_rid is not None):
             row["rid"] = f"{shared_rid or new_rid}_{index}" if batch else new_rid
-        calls.append(_call(prompt, row))
+        calls.append(_call(prompt, row, pictures))
     return GenerateBody(calls=tuple(calls), stream=body.get("stream") is True, batch=batch)
 
 
@@ -171,7 +171,15 @@ def _column(body: dict[str, Any], key: str, num_prompts: int, *, batch: bool) ->
     return value
 
 
-def _call(prompt: object, row: Mapping[str, Any]) -> Call:
+def _pictures(found: object, *, batch: bool) -> tuple[str, ...]:
+    if not found:
+        return ()
+    if batch or not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise RequestRefused(f"image_data is {_kind(found)}, expected a list of data: URLs beside one prompt")
+    return tuple(found)
+
+
+def _call(prompt: object, row: Mapping[str, Any], pictures: tuple[str, ...]) -> Call:
     # bool is an int to Python, and [true] is not a prompt.
     if not isinstance(prompt, list) or not prompt or not all(type(token) is int for token in prompt):
         raise RequestRefused("input_ids holds something other than integers; send token ids")
@@ -188,6 +196,7 @@ def _call(prompt: object, row: Mapping[str, Any]) -> Call:
             extra_key=None if row["extra_key"] is None else read_text("extra_key", row["extra_key"]),
             rid=row["rid"],
             lora_name=None if row["lora_path"] is None else read_text("lora_path", row["lora_path"]),
+            pictures=pictures,
         ),
         return_logprob=wanted,
         logprob_start=start if wanted else None,
@@ -254,6 +263,12 @@ def _read_shaping(rest: dict[str, Any], max_new_tokens: int) -> Shaping | None:
         **grammars,
     )
     return None if shaping == UNSHAPED else shaping
+
+
+def refuse_pictures(call: Call) -> None:
+    """Raises RequestRefused where pictures belong to the prompt: the engine reads token ids alone."""
+    if call.request.pictures:
+        raise RequestRefused("image_data: this engine sees no pictures; ask one whose model does, or send text alone")
 
 
 def check_fits(call: Call, *, context_length_tokens: int, vocab_size: int) -> None:
@@ -348,23 +363,6 @@ def read_spans(written: Iterable[Mapping[str, Any]]) -> tuple[WeightsSpan, ...]:
         spans.append(WeightsSpan(version, end - begin))
         begin = end
     return tuple(spans)
-
-
-def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
-    """Join chunks that arrived together; return one chunk for each weight version among them."""
-    found = list(chunks)
-    if len(found) == 1:
-        return found
-    grouped = groupby(found, key=attrgetter("weight_version"))
-    return [chunk if not rest else _joined(chunk, rest) for _, (chunk, *rest) in grouped]
-
-
-def _joined(first: Chunk, rest: Sequence[Chunk]) -> Chunk:
-    return rest[-1]._replace(
-        token_ids=tuple([token for chunk in (first, *rest) for token in chunk.token_ids]),
-        logprobs_nats=tuple([value for chunk in (first, *rest) for value in chunk.logprobs_nats]),
-        top_logprobs=tuple([top for chunk in (first, *rest) for top in chunk.top_logprobs]),
-    )
 
 
 def _read_finish(reason: Mapping[str, Any] | None) -> Finish | None:

@@ -83,6 +83,16 @@ class GenerateRequest:
     rid: str | None = None
     lora_name: str | None = None
     top_logprobs_num: int = 0  # how many of the likeliest tokens to report at each place of the answer
+    pictures: tuple[str, ...] = ()  # data: URLs, in the order of their tokens in the prompt
+    picture_id: int | None = None  # the token that a picture is made of; None: there are none
+
+    @property
+    def unexpanded_ids(self) -> list[int]:
+        """The prompt with one token for each picture, which SGLang makes as many as the picture takes (0.5.23)."""
+        if not self.pictures:
+            return list(self.input_ids)
+        before = (None, *self.input_ids)
+        return [new for old, new in zip(before, self.input_ids, strict=False) if new != self.picture_id or old != new]
 
 
 class WeightsSpan(NamedTuple):
@@ -179,7 +189,10 @@ class Plausible:
         if self.num_tokens > most:
             raise ValueError(f"{self.num_tokens} tokens, expected at most the {most} that were asked for")
         read_version(chunk.weight_version)
-        _check_count("prompt_tokens", chunk.prompt_tokens, num_prompt)
+        # The engine makes the tokens of pictures: it has to come to as many as are recorded.
+        _check_count(
+            "prompt_tokens", chunk.prompt_tokens, num_prompt, least=num_prompt if self._request.pictures else 0
+        )
         # A request that was retracted to make room finds its own tokens cached when it goes on.
         _check_count("cached_tokens", chunk.cached_tokens, num_prompt + most)
         if chunk.finish is not None:
@@ -200,9 +213,9 @@ def check_logprob(value: object) -> None:
         _wrong("log-prob", value, "a number that is not above 0")
 
 
-def _check_count(name: str, count: object, most: int) -> None:
-    if count is not None and (type(count) is not int or not 0 <= count <= most):
-        _wrong(name, count, f"an integer from 0 to {most}")
+def _check_count(name: str, count: object, most: int, *, least: int = 0) -> None:
+    if count is not None and (type(count) is not int or not least <= count <= most):
+        _wrong(name, count, f"an integer from {least} to {most}")
 
 
 def read_version(name: object) -> str | None:

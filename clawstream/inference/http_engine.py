@@ -6,17 +6,17 @@ silence, a wrong key or address (they say nothing about the request), an answer 
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from itertools import takewhile
+from itertools import groupby, takewhile
+from operator import attrgetter
 from typing import Any, ClassVar, TypeAlias
 
 import aiohttp
 import orjson
 
 from clawstream.errors import TryLater
-from clawstream.inference.dialect import joined
 from clawstream.inference.engine import (
     MOST_NAME_CHARACTERS,
     MOST_TOKEN_IDS,
@@ -329,3 +329,20 @@ def message_of(content: Mapping[str, Any], raw: bytes) -> str:
         error = error.get("message")
     found = error or content.get("message") or content.get("error_message") or raw.decode(errors="replace")
     return shown(str(found)) or "no message"
+
+
+def joined(chunks: Iterable[Chunk]) -> list[Chunk]:
+    """Join chunks that arrived together; return one chunk for each weight version among them."""
+    found = list(chunks)
+    if len(found) == 1:
+        return found
+    grouped = groupby(found, key=attrgetter("weight_version"))
+    return [chunk if not rest else _joined(chunk, rest) for _, (chunk, *rest) in grouped]
+
+
+def _joined(first: Chunk, rest: Sequence[Chunk]) -> Chunk:
+    return rest[-1]._replace(
+        token_ids=tuple([token for chunk in (first, *rest) for token in chunk.token_ids]),
+        logprobs_nats=tuple([value for chunk in (first, *rest) for value in chunk.logprobs_nats]),
+        top_logprobs=tuple([top for chunk in (first, *rest) for top in chunk.top_logprobs]),
+    )

@@ -48,6 +48,8 @@ class VllmEngine(HttpEngine):
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Chunk, None]:
         """Chunks as they arrive, the last one with a finish; closing the iterator closes the connection."""
+        if request.pictures:
+            raise EngineRefused(400, "pictures are not sent to vLLM: ask an SGLang")
         await self._check_mode()
         reading = Reading(request)
 

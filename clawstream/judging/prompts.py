@@ -20,6 +20,7 @@ from clawstream.conversation.messages import (
     tool_calls_of,
     written_in,
 )
+from clawstream.conversation.pictures import in_words
 
 PROMPT_VERSION = "2026-11-c"
 SECTION_TOKENS = 2000  # for request, answer and next state each, so that a context of 8,192 tokens is enough
@@ -216,7 +217,7 @@ def _pieces(message: Message) -> list[tuple[str, str]]:
     if not written:
         return [(_role(message), _spoken(message))]
     roles = {Author.PERSON: "user", Author.ENVIRONMENT: "environment"}
-    said = ((roles[author], _THINKING.sub("", text).strip()) for author, text in written if author in roles)
+    said = ((roles[author], _THINKING.sub("", in_words(text)).strip()) for author, text in written if author in roles)
     return [(role, text or "(nothing)") for role, text in said]
 
 
@@ -226,6 +227,6 @@ def _role(message: Message) -> str:
 
 def _spoken(message: Message) -> str:
     """Return a message's text and calls, without its thinking."""
-    text = _THINKING.sub("", text_of(message)).strip()
+    text = _THINKING.sub("", in_words(text_of(message))).strip()
     calls = [f"(calls {call.name} with {call.arguments})" for call in tool_calls_of(message)]
     return "\n".join([*([text] if text else []), *calls]) or "(nothing)"

@@ -14,7 +14,7 @@ import logging
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from clawstream.conversation.pictures import END, Picture, Sight, pictures_in
 from clawstream.errors import ConfigError
 
 MAX_TOKENS = 2_000_000  # tokens that are remembered, each in about 36 bytes
@@ -132,11 +133,13 @@ class RememberingTokenizer(_Wrapper):
 class PlainText(_Wrapper):
     """A tokenizer that encodes marks as letters, apart from those that templates write as text.
 
-    A text without such a mark keeps its ids.
+    A text without such a mark keeps its ids. With `sight`, a picture's mark becomes the tokens of the picture, and the
+    text before and after it is encoded apart, as the model's own processor does.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, sight: Sight | None = None) -> None:
         super().__init__(tokenizer)
+        self._sight = sight
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         self._marks = sorted(set(tokenizer.get_added_vocab()) - WRITTEN_AS_TEXT)
         self._mark = re.compile(f"(?={'|'.join(map(re.escape, self._marks))})")
@@ -144,6 +147,23 @@ class PlainText(_Wrapper):
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of `text`, with each mark encoded as its letters."""
         assert not add_special_tokens  # templates write their own
+        if self._sight is None or END not in text:
+            return self._written(text)
+        return list(chain.from_iterable(self._seen(piece, picture) for piece, picture in pictures_in(text)))
+
+    def _seen(self, before: str, picture: Picture | None) -> Iterator[int]:
+        """Return the ids of a text and of the picture behind it."""
+        if before:
+            yield from self._written(before)
+        if picture is not None and (sight := self._sight) is not None:
+            begin, pad, end = (
+                self._tokenizer.convert_tokens_to_ids(mark) for mark in (sight.begin, sight.pad, sight.end)
+            )
+            yield begin
+            yield from (pad for _ in range(sight.num_tokens(picture)))
+            yield end
+
+    def _written(self, text: str) -> list[int]:
         if not any(mark in text for mark in self._marks):
             return self._ids(text)
         # Cutting a mark after its first letter makes it plain text: the tokenizer itself can ignore all marks or none.

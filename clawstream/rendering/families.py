@@ -34,6 +34,9 @@ from renderers import (
 from renderers.parsers import TOOL_PARSERS
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from clawstream.conversation.pictures import SEEING, Sight
+from clawstream.errors import ConfigError
+
 _FOLDER_SETTING = "TIKTOKEN_ENCODINGS_BASE"
 NAME = "mistral"
 MARK = "[TOOL_CALLS]"
@@ -256,6 +259,7 @@ _FAMILIES: Mapping[str, str] = {
     "deepseek_v3": "deepseek-v3",
     "gpt_oss": "gpt-oss",
     "kimi_k2": "kimi-k2",
+    "qwen3_vl": "qwen3-vl",
     "llama": "llama-3",
     "minimax_m2": "minimax-m2",
 }
@@ -303,3 +307,29 @@ def _agrees(tokenizer: Any, config: Any, thinking: Mapping[str, bool]) -> bool:
     except AssertionError:  # the tokenizer lacks the family's marks: SmolLM2's architecture is Llama, its template not
         return False
     return bool(ours == list(theirs))
+
+
+def sight_of(folder: Path) -> Sight | None:
+    """Return how the folder's model sees pictures; None: it sees none, or by another processor than Qwen-VL's."""
+    try:
+        if json.loads((folder / "config.json").read_bytes()).get("model_type") not in SEEING:
+            return None
+    except (OSError, ValueError, AttributeError):
+        return None
+    try:
+        said = json.loads((folder / "preprocessor_config.json").read_bytes())
+        size = said.get("size") or {}
+        cell = int(said["patch_size"]) * int(said["merge_size"])
+        least, most = (
+            said.get(name) or size[edge]
+            for name, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+        )
+        return Sight(
+            begin="<|vision_start|>", pad="<|image_pad|>", end="<|vision_end|>", cell=cell,
+            least_pixels=int(least), most_pixels=int(most),
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder}: its model sees pictures, and preprocessor_config.json can't be read ({error!r}); expected "
+            "patch_size, merge_size and the least and most pixels. Copy the model's whole folder"
+        ) from error

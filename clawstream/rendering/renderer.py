@@ -17,6 +17,7 @@ from renderers import ParsedResponse, ToolCallParseStatus
 from tokenizers.decoders import ByteLevel
 
 from clawstream.config import PolicySettings
+from clawstream.conversation.pictures import Sight
 from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.rendering import families
 from clawstream.rendering.calling import (
@@ -36,7 +37,7 @@ from clawstream.rendering.encoding import (
     load_tokenizer,
     spread,
 )
-from clawstream.rendering.families import CHATML, config_named, family_config, renderer_of
+from clawstream.rendering.families import CHATML, config_named, family_config, renderer_of, sight_of
 from clawstream.rendering.history import (
     UNPRINTABLE,
     fitted,
@@ -50,7 +51,19 @@ from clawstream.rendering.history import (
 # Families whose code asks a tokenizer only for ids and text, and writes marks by their ids. For the others the
 # tokenizer itself encodes, so marks in a user's text act as marks (except for gpt-oss, whose own encoder splits them).
 _REMEMBERED = frozenset(
-    {"qwen3", "qwen3.5", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "deepseek-v3", "deepseek-r1", "kimi-k2", CHATML}
+    {
+        "qwen3",
+        "qwen3.5",
+        "qwen3-vl",
+        "llama-3",
+        "glm-4.5",
+        "glm-5",
+        "glm-5.1",
+        "deepseek-v3",
+        "deepseek-r1",
+        "kimi-k2",
+        CHATML,
+    }
 )
 HALF_CHARACTER = "\ufffd"  # how bytes are shown that form no character, or none yet
 _THINKING_MARKS = ("<think>", "</think>")
@@ -96,8 +109,10 @@ class _Template:
 class PromptRenderer:
     """One model folder's template and tokenizer, both ways."""
 
-    def __init__(self, tokenizer: Any, config: Any) -> None:
+    def __init__(self, tokenizer: Any, config: Any, sight: Sight | None = None) -> None:
         self._tokenizer = tokenizer
+        self.sight = sight if config.name in _REMEMBERED else None  # None: pictures are no part of a prompt
+        self.picture_id = None if self.sight is None else int(tokenizer.convert_tokens_to_ids(self.sight.pad))
         # For the few tokens of a chunk transformers takes four times as long; without clean-up the text is the same.
         fast = None if tokenizer.clean_up_tokenization_spaces else getattr(tokenizer, "backend_tokenizer", None)
         self._text_of = tokenizer.decode if fast is None else fast.decode
@@ -107,7 +122,9 @@ class PromptRenderer:
         template = tokenizer.chat_template
         self._template_text = template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
         self._marked = RememberingTokenizer(tokenizer) if config.name in _REMEMBERED else tokenizer
-        self._plain = RememberingTokenizer(PlainText(tokenizer)) if config.name in _REMEMBERED else self._marked
+        self._plain = (
+            RememberingTokenizer(PlainText(tokenizer, self.sight)) if config.name in _REMEMBERED else self._marked
+        )
         self._variants: dict[bytes, _Template] = {}
         special = {*tokenizer.SPECIAL_TOKENS_ATTRIBUTES, *tokenizer.special_tokens_map}
         apply = tokenizer.apply_chat_template
@@ -144,7 +161,7 @@ class PromptRenderer:
             if config.name == "gpt-oss":
                 families.use_vocabulary_of(tokenizer)
                 config = config.model_copy(update={"conversation_start_date": _HARMONY_DATE})
-            return cls(tokenizer, config)
+            return cls(tokenizer, config, sight_of(model_path))
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(
                 f"policy.renderer = {policy.renderer!r} with enable_thinking = {policy.enable_thinking} does not fit "

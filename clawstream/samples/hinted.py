@@ -22,6 +22,7 @@ from clawstream.conversation.continuing import (
 )
 from clawstream.conversation.history import WholeRequest, rebuild
 from clawstream.conversation.messages import Message, dump, is_ephemeral, parse, role_of
+from clawstream.conversation.pictures import without_marks
 from clawstream.errors import UnrenderableRequest, UnusableExchange
 from clawstream.events import RequestDelta, TeacherScored, TeacherStatus, TokenIds, scoring_id_of, sha256_of
 from clawstream.inference.engine import ScoreRequest
@@ -33,8 +34,10 @@ MARKER = "[user's hint / instruction]"
 def with_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
     """Return the messages with `hint` at the end of the last user message that is not a client's own block.
 
-    Content that comes in parts keeps its shape. Where no user has spoken, the hint is a user message at the end.
+    Content that comes in parts keeps its shape. Where no user has spoken, the hint is a user message at the end. A hint
+    shows no picture: one who read a picture's mark may have repeated it.
     """
+    hint = without_marks(hint)
     said = [
         number for number, message in enumerate(messages) if role_of(message) == "user" and not is_ephemeral(message)
     ]

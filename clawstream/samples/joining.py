@@ -14,6 +14,7 @@ from clawstream.conversation.continuing import Renderer
 from clawstream.conversation.floor import is_cut, mask, num_thinking
 from clawstream.conversation.history import WholeRequest, rebuild, with_entry
 from clawstream.conversation.messages import parse, tool_calls_of
+from clawstream.conversation.pictures import shows_picture
 from clawstream.errors import UnusableExchange
 from clawstream.events import (
     EVERYTHING,
@@ -175,6 +176,8 @@ def _join(session: JoiningState, sought: Due, rules: SampleRules) -> _Joined:
     request = _request(session, answer)
     if request is None:
         return _Joined(RefusalReason.PROMPT_UNKNOWN, session.recalled)
+    if any(map(shows_picture, request.messages)):
+        return _Joined(RefusalReason.PICTURES, session.recalled)
     plain = _without_hint(sought, answer, said, request.token_ids, trained, rules.renderer)
     if said.hint is None:
         return _Joined(plain, session.recalled)

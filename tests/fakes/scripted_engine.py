@@ -75,6 +75,7 @@ class ScriptedBackend:
     cancelled: list[str] = field(default_factory=list)
     healthy: bool = True
     quantization: str | None = None  # as SGLang names it
+    picture_tokens: Callable[[str], int] = lambda _: 1  # of a picture, by its data: URL
     flowing: bool = True
     _running: "dict[str, _Speech]" = field(default_factory=dict)
     _adapters: dict[str, str] = field(default_factory=dict)
@@ -192,6 +193,8 @@ class _Speech:
         self._aborted: str | None = None
         self._woken = asyncio.Event()
         self._over = False
+        pictures = map(backend.picture_tokens, call.request.pictures)
+        self._num_expanded = sum(number - 1 for number in pictures)  # the prompt has one token for each picture
         answer = backend.script(call.request.input_ids)
         self._stall_after_tokens = answer.stall_after_tokens
         self._rest: Iterator[tuple[int, float]] = iter(self._timed(answer))
@@ -264,7 +267,7 @@ class _Speech:
         return TokenDelta(
             token_ids=[] if pair is None else [pair[0]],
             logprobs=[] if pair is None else [pair[1]],
-            prompt_tokens=len(self._call.request.input_ids),
+            prompt_tokens=len(self._call.request.input_ids) + self._num_expanded,
             completion_tokens=len(self._said),
             cached_tokens=0,
             weight_version=self._spans[-1].version if self._spans else version,

@@ -34,6 +34,7 @@ from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
+from clawstream.gateway.picture_store import Seeing
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request
@@ -98,6 +99,7 @@ class Exchange:
     session_done: bool
     traceparent: str | None
     sampled: SampledTokens | None  # for the log-probs that the client asked for; None: it did not ask
+    pictures: tuple[str, ...] = ()  # of the conversation, as data: URLs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,7 @@ class Admission:
     answers: SampledAnswers
     conversations: Conversations
     metrics: Metrics
+    seeing: Seeing | None = None  # None: the policy reads text alone
     always_of_the_policy: bool = False  # override the client's sampling, so that every main answer can be trained on
     now_ms: Callable[[], int] = now_ms
 
@@ -172,6 +175,7 @@ class Admission:
         attempt, context_length_tokens = self._attempt(session, asked.policy_id)
         prompt = await self._render(chat, session.id, context_length_tokens)
         _refuse_too_large(chat, prompt.token_ids)
+        pictures = () if self.seeing is None else await self.seeing.shown(chat.messages)
         accepted = self._accept(asked, session, prompt, context_length_tokens)
         self._refuse_another_key(session, asked.caller)  # another key may have begun the session during rendering
         self.sessions.asked(chat.messages, chat.scope, session.id, asked.received_at_ms)
@@ -183,6 +187,7 @@ class Admission:
             session_done=asked.named.session_done,
             traceparent=asked.traceparent,
             sampled=None if chat.asked.top_logprobs is None else SampledTokens(self.renderer),
+            pictures=pictures,
         )
 
     async def _receive(self, scope: Scope, receive: Receive, read: Read) -> _Asked:
@@ -191,8 +196,8 @@ class Admission:
             headers, receive, max_bytes=self.bounds.max_body_bytes, within_s=self.bounds.request_timeout_s
         )
         received_at_ms = self.now_ms()
-        ends = truthy(headers.get("x-session-done"))
-        chat = self._read(parse_body(raw), read, caller, ends_session=ends)
+        body, ends = parse_body(raw), truthy(headers.get("x-session-done"))
+        chat = self._read(await self._in_marks(body, keep=True), read, caller, ends_session=ends)
         traceparent, policy_id = headers.get("traceparent", ""), self._policy_of(chat, caller)
         return _Asked(
             caller=caller,
@@ -202,6 +207,9 @@ class Admission:
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
             received_at_ms=received_at_ms,
         )
+
+    async def _in_marks(self, body: Mapping[str, Any], *, keep: bool) -> Mapping[str, Any]:
+        return body if self.seeing is None else await self.seeing.in_marks(body, keep=keep)
 
     def _read(self, body: Mapping[str, Any], read: Read, caller: Caller, *, ends_session: bool) -> ChatRequest:
         """Return what the body asks for. Raises BadRequest."""
@@ -361,7 +369,7 @@ class Admission:
 
     async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
         """Return how many tokens the body's prompt has, rendered whole; nothing is remembered. Raises BadRequest."""
-        chat = self._read(body, read, caller, ends_session=False)
+        chat = self._read(await self._in_marks(body, keep=False), read, caller, ends_session=False)
         return len((await self._prompt(chat, KnownSession(), context_length_tokens=None)).token_ids)
 
 

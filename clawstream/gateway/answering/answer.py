@@ -275,6 +275,8 @@ class ExchangeInProgress:
             rid=rid,
             lora_name=attempt.adapter,
             top_logprobs_num=self.exchange.chat.asked.top_logprobs or 0,
+            pictures=self.exchange.pictures,
+            picture_id=self.admission.renderer.picture_id,
         )
 
     def _count_tokens(self) -> Usage:

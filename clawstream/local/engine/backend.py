@@ -13,7 +13,7 @@ import numpy as np
 from clawstream import __version__
 from clawstream.errors import UnusableCheckpoint
 from clawstream.events import Shaping
-from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits
+from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits, refuse_pictures
 from clawstream.inference.service import CommandResult, Generation
 from clawstream.local.engine.core import Core, EngineWorker
 from clawstream.local.engine.model import RowModel
@@ -105,6 +105,7 @@ class CpuBackend:
         return running
 
     def _check(self, call: Call) -> None:
+        refuse_pictures(call)
         check_fits(call, context_length_tokens=self._model.context_length_tokens, vocab_size=self._model.vocab_size)
         if call.rid in self._jobs:
             raise RequestRefused(f"rid {call.rid} names a request that still runs; send another rid")

@@ -13,7 +13,7 @@ from typing import Any
 
 from clawstream import __version__
 from clawstream.errors import ClawstreamError, ServiceAway, ServiceRefused, UnusableCheckpoint
-from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits
+from clawstream.inference.dialect import Call, RequestRefused, TokenDelta, check_fits, refuse_pictures
 from clawstream.inference.engine import WeightsSpan
 from clawstream.inference.model_folder import text_config
 from clawstream.inference.service import CommandResult, ConnectionDropped
@@ -76,6 +76,7 @@ class TinkerBackend:
         self._problem: str | None = None
 
     async def start(self, call: Call) -> "_WholeAnswer":
+        refuse_pictures(call)
         check_fits(call, context_length_tokens=self._context_tokens, vocab_size=self._num_token_ids)
         sampling, name = call.request.sampling, call.request.lora_name
         if sampling.shaping is not None or call.top_logprobs_num:

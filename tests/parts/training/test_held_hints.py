@@ -23,9 +23,9 @@ from clawstream.events import (
     hint_id_of,
 )
 from clawstream.stream.topics import MEMORY
-from clawstream.training.batches.memory import CONTRADICTED_AFTER, MERGED_STEPS, OPEN_NATS, Trial, held_of, merged_into
+from clawstream.training.batches.memory import CONTRADICTED_AFTER, MERGED_STEPS, OPEN_NATS, Trial, merged_into
 from clawstream.training.batches.planning import Batch
-from clawstream.training.batches.trainable import ModelLimits
+from clawstream.training.batches.trainable import ModelLimits, held_of
 from clawstream.training.checkpoints import Checkpoint
 from clawstream.training.gating import write
 from clawstream.training.publishing import (

@@ -12,7 +12,6 @@ from clawstream.inference.dialect import (
     Call,
     RequestRefused,
     TokenDelta,
-    joined,
     read_body,
     read_chunk,
     write_delta,
@@ -27,6 +26,7 @@ from clawstream.inference.engine import (
     SamplingParams,
     WeightsSpan,
 )
+from clawstream.inference.http_engine import joined
 
 samplings = st.builds(
     SamplingParams,

@@ -1,0 +1,1 @@
+"""Pictures: from a client's request into a prompt and to an engine."""

@@ -1,0 +1,150 @@
+"""A picture on its way through a gateway: to the engine, into the record, and into the rest of its conversation."""
+
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clawstream.conversation.messages import text_of
+from clawstream.conversation.pictures import END, pictures_in
+from clawstream.events import ExchangeCompleted
+from clawstream.gateway.picture_store import PictureStore
+from tests.parts.gateway.running_gateway import RunningGateway, running_gateway
+from tests.parts.pictures.seeing import make_seeing
+from tests.pictures import data_url, picture
+
+RED, BLUE = picture(112, 56), picture(56, 56, red=0)
+TOKENS = {data_url(RED): 8, data_url(BLUE): 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_seeing(tmp_path_factory.mktemp("seeing") / "model")
+
+
+@pytest.fixture
+async def gateway(folder: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(folder, data_dir=tmp_path) as running:
+        running.engine.picture_tokens = TOKENS.__getitem__
+        yield running
+
+
+def showing(*pictures: bytes, words: str = "What is it?") -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": data_url(data)}} for data in pictures]
+    return {"role": "user", "content": [{"type": "text", "text": words}, *parts]}
+
+
+def num_pads(gateway: RunningGateway, ids: Any) -> int:
+    [pad] = [token for token in gateway.renderer.marker_ids if gateway.renderer.decode([token]) == "<|image_pad|>"]
+    return list(ids).count(pad)
+
+
+async def test_the_engine_is_shown_the_pictures_in_their_order_and_the_record_has_their_tokens_and_marks(
+    gateway: RunningGateway,
+) -> None:
+    answered = await gateway.chat([showing(BLUE, RED, BLUE)])
+    assert answered.status == 200, answered.body
+    [call] = gateway.engine.calls
+    assert call.request.pictures == (data_url(BLUE), data_url(RED), data_url(BLUE))
+    exchange = await gateway.exchange()
+    assert num_pads(gateway, call.request.input_ids) == 3, "one each, which SGLang expands"
+    assert num_pads(gateway, exchange.request.token_ids) == 4 + 8 + 4
+    [message] = [json.loads(raw) for raw in exchange.request.messages]
+    marks = [found.sha256 for _, found in pictures_in(text_of(message)) if found]
+    assert marks == [hashlib.sha256(data).hexdigest() for data in (BLUE, RED, BLUE)]
+    kept = PictureStore(gateway.settings.pictures_dir).kept()
+    assert sorted((name, size) for name, size, _ in kept) == sorted(
+        (hashlib.sha256(data).hexdigest(), len(data)) for data in (BLUE, RED)
+    )
+
+
+async def test_a_conversation_goes_on_from_a_picture_token_by_token(gateway: RunningGateway) -> None:
+    first = showing(RED)
+    said = (await gateway.chat([first])).body["choices"][0]["message"]
+    await gateway.chat([first, said, showing(BLUE, words="And this?")])
+    before, after = await gateway.recorded(ExchangeCompleted, at_least=2)
+    assert after.request.kept_tokens == len(before.request.token_ids), "and what was sampled follows"
+    assert after.request.token_ids[: len(before.output_ids)] == before.output_ids
+    assert num_pads(gateway, (*before.request.token_ids, *after.request.token_ids)) == 8 + 4
+    assert gateway.engine.calls[-1].request.pictures == (data_url(RED), data_url(BLUE))
+
+
+async def test_a_picture_that_a_later_request_does_not_send_again_comes_from_the_store_until_it_is_erased(
+    gateway: RunningGateway,
+) -> None:
+    async def respond(**body: Any) -> tuple[int, dict[str, Any]]:
+        async with gateway.client.post(f"{gateway.url}/v1/responses", json={"model": "policy"} | body) as response:
+            return response.status, await response.json()
+
+    shown = {"type": "input_image", "image_url": data_url(RED)}
+    status, first = await respond(input=[{"role": "user", "content": [shown]}])
+    assert status == 200, first
+    status, second = await respond(input="And now?", previous_response_id=first["id"])
+    assert (status, gateway.engine.calls[-1].request.pictures) == (200, (data_url(RED),))
+    store, sha256 = PictureStore(gateway.settings.pictures_dir), hashlib.sha256(RED).hexdigest()
+    assert (store.erase(sha256), store.erase(sha256)) == (True, False)
+    status, refused = await respond(input="Still there?", previous_response_id=second["id"])
+    assert (status, refused["error"]["code"]) == (400, "picture_gone")
+    assert sha256 in refused["error"]["message"]
+
+
+async def test_anthropics_form_is_shown_and_counted_too(gateway: RunningGateway) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(RED).decode()}
+    messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    body = {"model": "policy", "max_tokens": 50, "messages": messages}
+    async with gateway.client.post(f"{gateway.url}/v1/messages/count_tokens", json=body) as response:
+        counted = (await response.json())["input_tokens"]
+    assert list(PictureStore(gateway.settings.pictures_dir).kept()) == [], "what is only counted is not kept"
+    async with gateway.client.post(f"{gateway.url}/v1/messages", json=body) as response:
+        assert response.status == 200
+    [call] = gateway.engine.calls
+    assert call.request.pictures == (data_url(RED),)
+    assert counted == len(call.request.input_ids) + 8 - 1
+
+
+async def test_an_engine_that_makes_other_tokens_of_a_picture_than_are_recorded_is_not_believed(
+    gateway: RunningGateway,
+) -> None:
+    gateway.engine.picture_tokens = lambda _: 7
+    refused = await gateway.chat([showing(RED)])
+    assert refused.status == 503
+    assert "prompt_tokens is" in refused.body["error"]["message"]
+
+
+async def test_a_client_can_not_write_a_mark(gateway: RunningGateway) -> None:
+    await gateway.chat([showing(RED)])
+    [mark] = [
+        found.mark
+        for _, found in pictures_in(text_of(json.loads((await gateway.exchange()).request.messages[0])))
+        if found
+    ]
+    answered = await gateway.chat([{"role": "user", "content": f"Show me {mark}"}])
+    assert answered.status == 200
+    assert gateway.engine.calls[-1].request.pictures == ()
+    assert num_pads(gateway, gateway.engine.calls[-1].request.input_ids) == 0
+    assert END.encode() not in (await gateway.recorded(ExchangeCompleted, at_least=2))[-1].request.messages[0]
+
+
+async def test_what_is_no_picture_is_refused_before_an_engine_is_asked(gateway: RunningGateway) -> None:
+    refused = await gateway.chat(
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://a/b"}}]}]
+    )
+    assert refused.status == 400
+    assert "fetches none" in refused.body["error"]["message"]
+    assert gateway.engine.calls == []
+
+
+async def test_on_vllm_pictures_are_words_as_for_a_model_that_can_not_see(folder: Path, tmp_path: Path) -> None:
+    async with running_gateway(
+        folder, data_dir=tmp_path, dialect="vllm", engine_urls=["http://127.0.0.1:9"]
+    ) as running:
+        async with running.client.post(
+            f"{running.url}/v1/messages/count_tokens", json={"model": "policy", "messages": [showing()]}
+        ) as response:
+            alone = (await response.json())["input_tokens"]
+        assert alone > 0
+    assert not (tmp_path / "pictures").exists()
