@@ -301,10 +301,13 @@ def erase(
     if bool(sha256) == (older_than is not None):
         raise ConfigError("expected hashes or --older-than, and not both. Nothing was erased")
     store = PictureStore(Context.of(context).settings().pictures_dir)
+    if not store.folder.is_dir():
+        raise ConfigError(f"{store.folder} is not there. Nothing was erased; ask where the gateway runs")
     kept = {one: at for one, _, at in store.kept()}
     if unknown := [one for one in sha256 or () if one not in kept]:
         raise ConfigError(f"{unknown[0]} is not kept in {store.folder}. Nothing was erased; `list` shows what is")
     until_s = time.time() - (older_than or 0) * _DAY_S
     wanted = sha256 or [one for one, at in kept.items() if at < until_s]
-    num_erased = sum(map(store.erase, wanted))
+    sent_before_s = None if older_than is None else until_s
+    num_erased = sum(store.erase(one, sent_before_s=sent_before_s) for one in wanted)
     typer.echo(f"{num_erased} of {len(kept)} pictures were erased from {store.folder}", err=True)

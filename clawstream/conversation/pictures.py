@@ -1,8 +1,8 @@
 """Pictures in a conversation: marks in its text, which name pictures by the hash of their bytes. Pure.
 
 The bytes lie in a store (`gateway/picture_store.py`). A mark is text like any other to all who read messages: a history
-is found again, continued and recorded as if its client had sent the mark. Nobody but the gateway can write one, as it
-replaces the character that begins and ends marks wherever a client sends it.
+is found again, continued and recorded as if its client had sent the mark. The gateway alone writes marks: it replaces
+the character that begins and ends them wherever a client or the policy writes it.
 
 How many tokens a picture takes follows from its size by the rule of Qwen's processors (Qwen2-VL, arXiv:2409.12191,
 section 2.1): sides are rounded to whole patches, and the picture is scaled where it has too many or too few pixels.
@@ -10,13 +10,14 @@ section 2.1): sides are rounded to whole patches, and the picture is scaled wher
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 END = "\ufffc"  # Unicode's replacement for an object; also what a mark begins with
-_MARK = re.compile(f"{END}picture ([0-9a-f]{{64}}) ([0-9]{{1,5}})x([0-9]{{1,5}}){END}")
-SEEING = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})  # models, by type, whose processor is the first one's
-_BEGINS = (f"{END}picture ".encode(), b"\\ufffcpicture ")
+_MARK = re.compile(f"{END}picture ([0-9a-f]{{64}}) ([1-9][0-9]{{0,4}})x([1-9][0-9]{{0,4}}){END}")
+_IN_JSON = re.compile(rb"\xef\xbf\xbc|\\u[fF]{3}[cC]")  # the character, in UTF-8 or in ASCII
+_ESCAPED = re.compile(r"\\u[fF]{3}[cC]")
+_NO_MARK = "\ufffd"
 _MOST_ASPECT = 200  # of the longer side to the shorter one: Qwen's processors refuse a narrower picture
 
 
@@ -77,14 +78,34 @@ def pictures_in(text: str) -> Iterator[tuple[str, Picture | None]]:
     yield text[start:], None
 
 
+def has_mark_character(json: bytes) -> bool:
+    """Whether a JSON text may have a mark: the character that begins one is in it."""
+    return _IN_JSON.search(json) is not None
+
+
 def shows_picture(message: bytes) -> bool:
-    """Whether a message's JSON has a picture's mark, in UTF-8 or in ASCII."""
-    return any(begin in message for begin in _BEGINS)
+    """Whether a message's JSON has a picture's mark."""
+    return has_mark_character(message) and _MARK.search(message.decode().replace("\\ufffc", END)) is not None
 
 
 def without_marks(text: str) -> str:
-    """Return a client's text, in which nothing is a mark."""
-    return text.replace(END, "\ufffd")
+    """Return a text in which nothing is a mark."""
+    return text.replace(END, _NO_MARK)
+
+
+def without_marks_within(text: str) -> str:
+    """Return a text in which nothing is a mark, and that becomes none where it is read as JSON, as arguments are."""
+    return _ESCAPED.sub(r"\\ufffd", without_marks(text))
+
+
+def with_marks_of(text: str, known: Collection[str]) -> str:
+    """Return the text with no other marks than those of the pictures with these hashes."""
+    pieces = pictures_in(text) if END in text else [(text, None)]
+    found = ((without_marks(piece), picture) for piece, picture in pieces)
+    return "".join(
+        piece + ("" if picture is None else picture.mark if picture.sha256 in known else without_marks(picture.mark))
+        for piece, picture in found
+    )
 
 
 def in_words(text: str) -> str:

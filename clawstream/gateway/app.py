@@ -24,7 +24,8 @@ from clawstream.gateway.access.key_file import WatchedKeys
 from clawstream.gateway.access.owners import FOLDER as OWNERS
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.access.security import Guard
-from clawstream.gateway.answering.admission import Admission, PromptMaker
+from clawstream.gateway.answering.admission import Admission
+from clawstream.gateway.answering.prompts import PromptMaker
 from clawstream.gateway.engines import Engines, ServedEngine
 from clawstream.gateway.http.connection import Bounds, connection_class
 from clawstream.gateway.http.metrics import Metrics

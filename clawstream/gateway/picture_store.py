@@ -1,7 +1,7 @@
 """The pictures of conversations, each a file that is named after the SHA-256 of its bytes.
 
 The log has marks that name them (a claim check: Hohpe and Woolf, Enterprise Integration Patterns). A picture that many
-requests repeat is kept once. A file that is there is whole: it is written beside its place and renamed.
+requests repeat is kept once. A file that is there is whole: it is written beside its place, without staying there.
 """
 
 import asyncio
@@ -9,14 +9,17 @@ import base64
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clawstream.conversation.messages import Message, text_of
 from clawstream.conversation.pictures import Picture, Sight, pictures_in
 from clawstream.gateway.requests.fields import BadRequest
-from clawstream.gateway.requests.pictures import ShownPicture, with_marks
+from clawstream.gateway.requests.pictures import ShownPicture, check_whole, with_marks
 
 _MEDIA = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 
@@ -28,19 +31,23 @@ class PictureStore:
     folder: Path
 
     def put(self, shown: Iterable[ShownPicture]) -> None:
-        """Keep each picture; one that is kept already becomes as new as today."""
+        """Keep each picture; one that is kept already becomes as new as today.
+
+        Raises BadRequest for one that can't be decoded to its end, and OSError where nothing can be written.
+        """
         for one in shown:
             path = self._path(one.picture.sha256)
-            try:
+            with suppress(FileNotFoundError):
                 os.utime(path)
                 continue
-            except FileNotFoundError:
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
+            check_whole(one)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".") as file:
                 file.write(one.data)
                 file.flush()
                 os.fsync(file.fileno())
-            Path(file.name).rename(path)
+                with suppress(FileExistsError):
+                    os.link(file.name, path)  # another request may have kept the same picture meanwhile
 
     def data_url(self, picture: Picture) -> str | None:
         """Return the picture as a data: URL; None: it was erased, or is somewhere else."""
@@ -48,19 +55,23 @@ class PictureStore:
             data = self._path(picture.sha256).read_bytes()
         except FileNotFoundError:
             return None
-        media = next((media for begin, media in _MEDIA.items() if data.startswith(begin)), "image/png")
+        media = next(media for begin, media in _MEDIA.items() if data.startswith(begin))
         return f"data:{media};base64,{base64.b64encode(data).decode()}"
 
     def kept(self) -> Iterator[tuple[str, int, float]]:
         """Return the hash of each picture, its bytes, and when it was last sent, in seconds since 1970."""
-        for path in sorted(self.folder.glob("??/" + "?" * 64)):
-            found = path.stat()
-            yield path.name, found.st_size, found.st_mtime
+        for path in sorted(self.folder.glob("??/" + "[0-9a-f]" * 64)):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                yield path.name, found.st_size, found.st_mtime
 
-    def erase(self, sha256: str) -> bool:
-        """Remove a picture; return whether it was there."""
+    def erase(self, sha256: str, *, sent_before_s: float | None = None) -> bool:
+        """Remove a picture, unless it was sent since; return whether it was there and is gone."""
+        path = self._path(sha256)
         try:
-            self._path(sha256).unlink()
+            if sent_before_s is not None and path.stat().st_mtime >= sent_before_s:
+                return False
+            path.unlink()
         except FileNotFoundError:
             return False
         return True
@@ -75,25 +86,31 @@ class Seeing:
 
     sight: Sight
     store: PictureStore
+    # A thread of its own, so that large pictures hold up nobody else.
+    thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, thread_name_prefix="pictures"))
 
-    async def in_marks(self, body: Mapping[str, Any], *, keep: bool) -> dict[str, Any]:
-        """Return the body with marks in place of its pictures, which the store has by then, if it is to keep them.
+    async def in_marks(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[ShownPicture, ...]]:
+        """Return the body with marks in place of its pictures, and these. Raises BadRequest."""
+        return await asyncio.get_running_loop().run_in_executor(self.thread, with_marks, body, self.sight)
 
-        Raises BadRequest.
+    async def shown(self, messages: Sequence[Message], new: Sequence[ShownPicture]) -> tuple[str, ...]:
+        """Keep the new pictures, and return all of the conversation as data: URLs, in their order.
+
+        Raises BadRequest for one that is missing, or can't be decoded or kept.
         """
-        return await asyncio.to_thread(self._in_marks, body, keep)
-
-    def _in_marks(self, body: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-        marked, shown = with_marks(body, self.sight)
-        self.store.put(shown if keep else ())
-        return marked
-
-    async def shown(self, messages: Sequence[Message]) -> tuple[str, ...]:
-        """Return the pictures of a conversation as data: URLs, in their order. Raises BadRequest for a missing one."""
         found = [picture for message in messages for _, picture in pictures_in(text_of(message)) if picture is not None]
-        return await asyncio.to_thread(self._urls, found) if found else ()
+        if not found:
+            return ()
+        return await asyncio.get_running_loop().run_in_executor(self.thread, self._urls, found, new)
 
-    def _urls(self, pictures: Sequence[Picture]) -> tuple[str, ...]:
+    def _urls(self, pictures: Sequence[Picture], new: Sequence[ShownPicture]) -> tuple[str, ...]:
+        try:
+            self.store.put(new)
+        except OSError as error:
+            raise BadRequest(
+                f"A picture can't be kept ({error.strerror}); nothing was generated. Try again.",
+                status=503, code="service_unavailable", kind="server_error",
+            ) from error  # fmt: skip
         urls = []
         for picture in pictures:
             url = self.store.data_url(picture)
@@ -105,3 +122,8 @@ class Seeing:
                 )  # fmt: skip
             urls.append(url)
         return tuple(urls)
+
+
+def hashes_in(messages: Iterable[Message]) -> set[str]:
+    """Return the hashes of the pictures that these messages show."""
+    return {one.sha256 for message in messages for _, one in pictures_in(text_of(message)) if one is not None}

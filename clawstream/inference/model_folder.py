@@ -55,6 +55,15 @@ def text_config(folder: Path) -> dict[str, Any] | None:
     return found | inner if isinstance(inner, dict) else found
 
 
+def named_in(folder: Path, name: str) -> Any:
+    """Return a value of the whole model in config.json, not of a part of it; None: it is not there."""
+    try:
+        found = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found.get(name) if isinstance(found, dict) else None
+
+
 def weight_files(folder: Path) -> list[Path]:
     """Return all safetensors files of a model folder. Raises UnusableCheckpoint where one is missing."""
     index = folder / INDEX

@@ -323,9 +323,10 @@ class _Control:
         return answer(content, 200 if outcome.success else 400)
 
     async def name_weights(self, body: dict[str, Any]) -> Response:
+        version = read_text("new_version", body.get("new_version"))
         if body.get("abort_all_requests") is not False:
             self._backend.abort(None)
-        outcome = await self._backend.name_weights(read_text("new_version", body.get("new_version")))
+        outcome = await self._backend.name_weights(version)
         return answer({"success": outcome.success, "message": outcome.message}, 200 if outcome.success else 400)
 
     async def load_lora(self, body: dict[str, Any]) -> Response:

@@ -23,7 +23,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from clawstream.conversation.pictures import END, Picture, Sight, pictures_in
+from clawstream.conversation.pictures import END, Picture, Sight, pictures_in, without_marks
 from clawstream.errors import ConfigError
 
 MAX_TOKENS = 2_000_000  # tokens that are remembered, each in about 36 bytes
@@ -90,7 +90,7 @@ class _Wrapper:
 
     def decode(self, token_ids: Sequence[int], **options: Any) -> str:
         """Return the text of the ids."""
-        return str(self._tokenizer.decode(token_ids, **options))
+        return without_marks(str(self._tokenizer.decode(token_ids, **options)))
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         """Return the id of each token, marks included."""

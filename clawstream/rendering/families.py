@@ -34,7 +34,7 @@ from renderers import (
 from renderers.parsers import TOOL_PARSERS
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from clawstream.conversation.pictures import SEEING, Sight
+from clawstream.conversation.pictures import Sight
 from clawstream.errors import ConfigError
 
 _FOLDER_SETTING = "TIKTOKEN_ENCODINGS_BASE"
@@ -265,6 +265,9 @@ _FAMILIES: Mapping[str, str] = {
 }
 
 
+_SEE = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})  # all by the processor of the first
+
+
 def config_named(name: str, thinking: Mapping[str, bool], tokenizer: Any) -> Any:
     config = _plain_chatml(tokenizer) if name == CHATML else config_from_name(name)
     assert config is not None  # only "auto" has none, and it is resolved before
@@ -312,7 +315,7 @@ def _agrees(tokenizer: Any, config: Any, thinking: Mapping[str, bool]) -> bool:
 def sight_of(folder: Path) -> Sight | None:
     """Return how the folder's model sees pictures; None: it sees none, or by another processor than Qwen-VL's."""
     try:
-        if json.loads((folder / "config.json").read_bytes()).get("model_type") not in SEEING:
+        if json.loads((folder / "config.json").read_bytes()).get("model_type") not in _SEE:
             return None
     except (OSError, ValueError, AttributeError):
         return None

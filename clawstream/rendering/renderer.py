@@ -17,7 +17,7 @@ from renderers import ParsedResponse, ToolCallParseStatus
 from tokenizers.decoders import ByteLevel
 
 from clawstream.config import PolicySettings
-from clawstream.conversation.pictures import Sight
+from clawstream.conversation.pictures import Sight, without_marks
 from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.rendering import families
 from clawstream.rendering.calling import (
@@ -303,7 +303,7 @@ class PromptRenderer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of `token_ids`, markup and special tokens included."""
-        return str(self._text_of(list(token_ids), skip_special_tokens=False)) if token_ids else ""
+        return without_marks(self._text_of(list(token_ids), skip_special_tokens=False)) if token_ids else ""
 
     def piece(self, token_id: int) -> str | None:
         """Return the text of a plain token; None where it depends on the neighbouring tokens."""

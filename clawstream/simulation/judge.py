@@ -144,8 +144,7 @@ def main(
             wordy_share=wordy_share,
         )
     )  # fmt: skip
-    wish = LISTENERS[scenario].wish if scenario in LISTENERS else None
-    app = Service(controlled(judge, control, seed=seed, wish=wish), latency_ms).app()
+    app = Service(controlled(judge, control, seed=seed), latency_ms).app()
     listening = socket.create_server((host, port))
     print(orjson.dumps({"url": f"http://{host}:{listening.getsockname()[1]}/v1"}).decode(), flush=True)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)

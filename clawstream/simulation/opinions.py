@@ -10,7 +10,7 @@ rest of the pipeline as it is. `coin` and `shuffled` change the judge's answers,
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
@@ -32,9 +32,6 @@ _NUMBER = re.compile(r"-?[0-9]+")
 _CASE = re.compile(r"<request>.*</next_state>", re.DOTALL)
 _OPENING = re.compile(r"<request>\s*(.*?)\s*(?:\n\n\[assistant\]\n|</request>)", re.DOTALL)
 _OPENING_CHARACTERS = 500  # well within the kept part of a request that is cut, so all turns of a session agree on it
-
-
-TellsWish = Callable[[str], str | None]  # by what was said, in small letters; None: the words don't say it
 
 
 class Wish(StrEnum):
@@ -266,7 +263,7 @@ def _next(request: str) -> str | None:
 class Control(StrEnum):
     """The change to a run that keeps it from learning from what people said (`coin`: from verdicts only)."""
 
-    SHUFFLED = "shuffled"  # verdict and hint are those of another session's turn; of everyday requests, of another wish
+    SHUFFLED = "shuffled"  # verdict and hint are those of another session's turn
     COIN = "coin"  # verdicts are drawn; hints stay
     FROZEN = "frozen"  # the learning rate is 0
 
@@ -296,15 +293,13 @@ class RandomJudge:
 class ShuffledJudge:
     """A judge that mixes up reactions: each turn is judged by the reaction to an earlier turn of another session.
 
-    Where `wish` tells of both turns what their person wants, they want different things: what somebody said in another
-    session would be right about this one. All votes on a turn, scores and hints, rest on the same other turn. Sessions
-    that open with the same words can't be told apart, so they count as one. A turn before which nobody spoke whose
-    words could stand in gets no opinion.
+    All votes on a turn, scores and hints, rest on the same other turn. Sessions that open with the same words can't be
+    told apart, so they count as one. A turn before which no other session spoke gets no opinion.
     """
 
-    def __init__(self, judge: Replies, *, seed: int, wish: TellsWish | None = None) -> None:
-        self._judge, self._seed, self._wish = judge, seed, wish
-        self._cases: dict[str, tuple[str, str | None]] = {}  # by a turn's sections: its session's opening, and the wish
+    def __init__(self, judge: Replies, *, seed: int) -> None:
+        self._judge, self._seed = judge, seed
+        self._cases: dict[str, str] = {}  # by a turn's sections: the opening of its session; in order of arrival
         self._instead: dict[str, str] = {}  # by a turn's sections: the sections that are judged in place of them
 
     def reply(self, system: str, prompt: str, vote_seed: int) -> str:
@@ -314,25 +309,21 @@ class ShuffledJudge:
     def other_than(self, case: str) -> str:
         """Return the sections of the turn that stands in for `case`, always the same one; "" where there was none."""
         if case not in self._instead:
-            opening, wish = opening_of(case), None if self._wish is None else self._wish(_last_said(case))
-            others = [
-                other
-                for other, (its_opening, its_wish) in self._cases.items()
-                if its_opening != opening and (wish is None or its_wish != wish)
-            ]
+            opening = opening_of(case)
+            others = [other for other, its_opening in self._cases.items() if its_opening != opening]
             number = int(drawn("shuffled", self._seed, case) * len(others))
             self._instead[case] = others[number] if others else ""
-            self._cases[case] = opening, wish
+            self._cases[case] = opening
         return self._instead[case]
 
 
-def controlled(judge: Replies, control: Control | None, *, seed: int, wish: TellsWish | None = None) -> Replies:
-    """Return the judge as it answers under `control`; `wish` tells by a complaint what somebody wants."""
+def controlled(judge: Replies, control: Control | None, *, seed: int) -> Replies:
+    """Return the judge as it answers under `control`."""
     match control:
         case Control.COIN:
             return RandomJudge(judge, seed=seed)
         case Control.SHUFFLED:
-            return ShuffledJudge(judge, seed=seed, wish=wish)
+            return ShuffledJudge(judge, seed=seed)
         case _:
             return judge
 

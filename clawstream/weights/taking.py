@@ -32,7 +32,7 @@ from clawstream.inference.engine import (
     adapter_of,
     policy_version,
 )
-from clawstream.inference.model_folder import ADAPTER_CONFIG, TensorHeader, tensor_headers, text_config
+from clawstream.inference.model_folder import ADAPTER_CONFIG, TensorHeader, named_in, tensor_headers, text_config
 from clawstream.weights.rollout import Serving, misnamed, serves
 
 log = logging.getLogger(__name__)
@@ -149,10 +149,11 @@ async def take_over(
     resume. Raises TryLater when the engine does not answer.
     """
     if version.adapter is None:
-        quantization = await engine.quantization()
+        served = Path((await engine.server_info()).model_path)
+        quantization = await engine.quantization() or await asyncio.to_thread(_quantization_in, served)
         if quantization is not None:
             return await _labelled(engine, version, quantization, now_ms)
-        folders = [Path((await engine.server_info()).model_path), *([] if model_path is None else [model_path])]
+        folders = [served, *([] if model_path is None else [model_path])]
         refusal = await asyncio.to_thread(unfit, Path(version.path), folders)
         if refusal is not None:
             return _outcome(engine, version, refusal, 0.0, now_ms())
@@ -168,6 +169,12 @@ async def take_over(
     except EngineRefused as error:
         refusal = str(error)
     return _outcome(engine, version, refusal, 0.0, now_ms())
+
+
+def _quantization_in(folder: Path) -> str | None:
+    """Return how a model's folder says that its weights are stored; None: as they are, or it can't be read."""
+    said = named_in(folder, "quantization_config")
+    return None if said is None else str(said.get("quant_method") if isinstance(said, dict) else said)
 
 
 async def _labelled(

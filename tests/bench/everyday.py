@@ -248,7 +248,7 @@ class Talk:
         good = as_wished and seems_to_answer(task, text) and bool(answer.ended)
         if self._shuffled:
             good, as_wished = self._rng.random() < 0.5, self._rng.random() < 0.5
-            wish = wish_of(self._rng.choice([who for who in self._people if who is not one.who]))
+            wish = wish_of(self._rng.choice(self._people))
         hint = None if as_wished else self._rng.choice(wish.hints)
         if hint is not None:
             self._taught.append(one._replace(hint=hint))

@@ -8,43 +8,47 @@ be ended, so one that is given up runs to its end. While all threads are busy, o
 again; streams and small prompts go on.
 """
 
-import asyncio
 import re
 import uuid
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope
 
 from clawstream.config import GatewaySettings, PolicySettings
-from clawstream.conversation.continuing import Continued, Request, continue_prompt, find_echoes, num_new_bytes
+from clawstream.conversation.continuing import Continued, Request
 from clawstream.conversation.history import WholeRequest
 from clawstream.errors import TryLater, UnrenderableRequest
 from clawstream.events import Sampling, TokenIds, TurnType, asker_of, policy_of_key
 from clawstream.gateway.access.keys import Caller, named_agent
 from clawstream.gateway.access.owners import Owners
 from clawstream.gateway.answering.capture import Accepted
+from clawstream.gateway.answering.prompts import PromptMaker
 from clawstream.gateway.answering.replies import SampledTokens
 from clawstream.gateway.engines import EngineAttempt, Engines
 from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
-from clawstream.gateway.picture_store import Seeing
+from clawstream.gateway.picture_store import Seeing, hashes_in
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
+from clawstream.gateway.requests.pictures import ShownPicture, with_known_marks
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.wire import ChatRequest, of_the_policy, parse_body, sampling_of, scope_of, truthy
-from clawstream.gateway.sessions import Conversations, KnownSession, Recall, SampledAnswers, SessionIndex
+from clawstream.gateway.sessions import (
+    Conversations,
+    KnownSession,
+    Recall,
+    RecalledResponse,
+    SampledAnswers,
+    SessionIndex,
+)
 from clawstream.rendering.renderer import PromptRenderer
 from clawstream.stream.stage import now_ms
 
-_ASIDE_BYTES = 16_384  # a prompt with more new bytes is made in a thread, so that streams go on
-_THREADS = 4
 CALLER = "clawstream.caller"  # the scope's key for the `Caller`, which the guard sets
 GROW = "clawstream.grow"  # and for the function that lets in more answers to the request
 RETRY_AFTER_S = 2
@@ -53,36 +57,6 @@ _OWN_BYTES = 4096  # of a record, for its names, times and ids
 _TOKEN_BYTES = 4
 _MAX_TOKEN_BYTES = 64  # no text has so many bytes a token on average: 2 to 6 are usual
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
-
-class PromptMaker:
-    """Makes prompts by `renderer`, each within `within_s`."""
-
-    def __init__(self, renderer: PromptRenderer, *, within_s: float) -> None:
-        self._renderer = renderer
-        self._within_s = within_s
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompts")
-
-    def close(self) -> None:
-        """Begin no more prompts."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def make(self, request: Request, known: KnownSession, *, context_length_tokens: int | None) -> Continued:
-        """Return the request's prompt. Raises UnrenderableRequest, or TryLater where no thread is free in time."""
-        echoes = find_echoes(request.messages, known.answers)
-        arguments = (self._renderer, request, echoes, known.prompts)
-        make = partial(continue_prompt, *arguments, context_length_tokens=context_length_tokens)
-        if num_new_bytes(request, echoes, known.prompts) < _ASIDE_BYTES:
-            return make()
-        making = self._threads.submit(make)
-        try:
-            async with asyncio.timeout(self._within_s):
-                return await asyncio.wrap_future(making)
-        except TimeoutError as error:
-            if making.cancelled():  # the prompt was never begun
-                raise TryLater("all threads for large prompts are busy") from error
-            raise UnrenderableRequest(f"its prompt was not made within {self._within_s:g} s; shorten it") from error
-
 
 # Its arguments: the body, whether a header ends the session, and the look-up of an earlier answer.
 Read = Callable[[Mapping[str, Any], bool, Recall], ChatRequest]
@@ -125,6 +99,7 @@ class _Asked:
     policy_id: str  # of the policy that is to answer
     traceparent: str | None
     received_at_ms: int
+    shown: Sequence[ShownPicture]
 
     @property
     def asker(self) -> str | None:
@@ -175,7 +150,7 @@ class Admission:
         attempt, context_length_tokens = self._attempt(session, asked.policy_id)
         prompt = await self._render(chat, session.id, context_length_tokens)
         _refuse_too_large(chat, prompt.token_ids)
-        pictures = () if self.seeing is None else await self.seeing.shown(chat.messages)
+        pictures = () if self.seeing is None else await self.seeing.shown(chat.messages, asked.shown)
         accepted = self._accept(asked, session, prompt, context_length_tokens)
         self._refuse_another_key(session, asked.caller)  # another key may have begun the session during rendering
         self.sessions.asked(chat.messages, chat.scope, session.id, asked.received_at_ms)
@@ -196,8 +171,9 @@ class Admission:
             headers, receive, max_bytes=self.bounds.max_body_bytes, within_s=self.bounds.request_timeout_s
         )
         received_at_ms = self.now_ms()
-        body, ends = parse_body(raw), truthy(headers.get("x-session-done"))
-        chat = self._read(await self._in_marks(body, keep=True), read, caller, ends_session=ends)
+        body, shown = await self._in_marks(parse_body(raw))
+        ends = truthy(headers.get("x-session-done"))
+        chat = self._read(body, read, caller, shown, ends_session=ends)
         traceparent, policy_id = headers.get("traceparent", ""), self._policy_of(chat, caller)
         return _Asked(
             caller=caller,
@@ -206,16 +182,26 @@ class Admission:
             policy_id=policy_id,
             traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else None,
             received_at_ms=received_at_ms,
+            shown=shown,
         )
 
-    async def _in_marks(self, body: Mapping[str, Any], *, keep: bool) -> Mapping[str, Any]:
-        return body if self.seeing is None else await self.seeing.in_marks(body, keep=keep)
+    async def _in_marks(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[ShownPicture]]:
+        return (body, ()) if self.seeing is None else await self.seeing.in_marks(body)
 
-    def _read(self, body: Mapping[str, Any], read: Read, caller: Caller, *, ends_session: bool) -> ChatRequest:
+    def _read(
+        self, body: Mapping[str, Any], read: Read, caller: Caller, shown: Sequence[ShownPicture], *, ends_session: bool
+    ) -> ChatRequest:
         """Return what the body asks for. Raises BadRequest."""
+        known = {one.picture.sha256 for one in shown}
+
+        def recall(exchange_id: str) -> RecalledResponse | None:
+            found = self.conversations.recall(exchange_id, caller.name)
+            known.update(() if found is None else hashes_in(found.before))
+            return found
+
         self._refuse_too_many(body.get("messages"))
         self._refuse_too_many(body.get("input"))
-        chat = read(body, ends_session, lambda exchange_id: self.conversations.recall(exchange_id, caller.name))
+        chat = with_known_marks(read(body, ends_session, recall), known)
         self._refuse_too_long(chat)
         self.check_model(chat.model)
         return chat
@@ -369,7 +355,8 @@ class Admission:
 
     async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
         """Return how many tokens the body's prompt has, rendered whole; nothing is remembered. Raises BadRequest."""
-        chat = self._read(await self._in_marks(body, keep=False), read, caller, ends_session=False)
+        marked, shown = await self._in_marks(body)
+        chat = self._read(marked, read, caller, shown, ends_session=False)
         return len((await self._prompt(chat, KnownSession(), context_length_tokens=None)).token_ids)
 
 

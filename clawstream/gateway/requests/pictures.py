@@ -1,8 +1,12 @@
-"""Puts marks in place of a request's pictures, in the forms of OpenAI and Anthropic. Pure.
+"""Puts marks in place of a request's pictures, in the forms of OpenAI and Anthropic, and lets no other mark in. Pure.
 
 A picture comes as base64, in a data: URL or in a source. What lies at another address is not fetched: this machine
 would ask there in the name of whoever asks it. A picture that a camera turned is turned back, as the model's processor
 and the engine need not agree on which side is up.
+
+Text reaches a conversation by many ways, such as documents, tools and the names of arguments. So marks are looked at
+when the request was read: one counts only in a message's text, and only if it names a picture that this request shows,
+or that stands in the conversation which it goes on from.
 """
 
 import base64
@@ -10,21 +14,24 @@ import binascii
 import hashlib
 import io
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from clawstream.conversation.pictures import Picture, Sight, without_marks
-from clawstream.gateway.requests.fields import BadRequest
+from clawstream.conversation.messages import Message
+from clawstream.conversation.pictures import Picture, Sight, has_mark_character, with_marks_of, without_marks_within
+from clawstream.gateway.requests.fields import BadRequest, to_json
+from clawstream.gateway.requests.wire import ChatRequest
 
 MOST_PICTURES = 64  # of a request
-MOST_PIXELS = 50_000_000
+MOST_PIXELS = 50_000_000  # of a request's pictures, those that come twice counted once
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
-_SAID = ("messages", "input", "system", "instructions")  # where clients say something to the policy
 _TEXT_OF = {"image_url": "text", "image": "text", "input_image": "input_text"}  # by a picture's type, that of a text
+_MAY_SHOW = frozenset({"user", "tool", None})  # by role; an output of the Responses API has none
+_UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,41 +45,106 @@ class ShownPicture:
 @dataclass(slots=True)
 class _Marking:
     sight: Sight
-    shown: dict[str, ShownPicture]
+    by_address: dict[str, ShownPicture] = field(default_factory=dict)
     num: int = 0
 
-    def walked(self, value: Any, where: str) -> Any:
-        """Return the value with a mark in place of each picture, and with no other marks."""
-        if isinstance(value, str):
-            return without_marks(value)
-        if isinstance(value, list):
-            return [self.walked(item, f"{where}[{number}]") for number, item in enumerate(value)]
-        if not isinstance(value, Mapping):
+    def message(self, value: Any, where: str) -> Any:
+        """Return a message, or an item of the Responses API, with a mark in place of each picture."""
+        if not isinstance(value, Mapping) or value.get("role") not in _MAY_SHOW:
             return value
-        kind = value.get("type")
-        if isinstance(kind, str) and kind in _TEXT_OF and (address := _address(kind, value)) is not None:
-            return {"type": _TEXT_OF[kind], "text": self._mark(address, where)}
-        return {key: self.walked(item, f"{where}.{key}") for key, item in value.items()}
+        return {
+            key: self._parts(held, f"{where}.{key}") if key in ("content", "output") else held
+            for key, held in value.items()
+        }
+
+    def _parts(self, parts: Any, where: str) -> Any:
+        if not isinstance(parts, list):
+            return parts
+        return [self._part(part, f"{where}[{number}]") for number, part in enumerate(parts)]
+
+    def _part(self, part: Any, where: str) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "tool_result" and isinstance(part.get("content"), list):
+            inner = part["content"]
+            return {**part, "content": [self._shown(one, f"{where}.content[{n}]") for n, one in enumerate(inner)]}
+        return self._shown(part, where)
+
+    def _shown(self, part: Any, where: str) -> Any:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str) or kind not in _TEXT_OF:
+            return part
+        address = _address(kind, part, where)
+        return part if address is None else {"type": _TEXT_OF[kind], "text": self._mark(address, where)}
 
     def _mark(self, address: str, where: str) -> str:
         self.num += 1
         if self.num > MOST_PICTURES:
             raise BadRequest(f"There are over {MOST_PICTURES} pictures; expected at most that.", param=where)
-        found = _read(address, where, self.sight)
-        self.shown[found.picture.sha256] = found
-        return found.picture.mark
+        if address not in self.by_address:
+            self.by_address[address] = _read(address, where, self.sight)
+            pixels = sum(one.picture.width * one.picture.height for one in self.by_address.values())
+            if pixels > MOST_PIXELS:
+                raise BadRequest(
+                    f"Up to {where} there are pictures of {pixels} pixels; expected at most {MOST_PIXELS}.", param=where
+                )
+        return self.by_address[address].picture.mark
 
 
 def with_marks(body: Mapping[str, Any], sight: Sight) -> tuple[dict[str, Any], tuple[ShownPicture, ...]]:
     """Return the body with marks in place of its pictures, and the pictures, each once. Raises BadRequest."""
-    marking = _Marking(sight, {})
-    marked = {key: marking.walked(value, key) if key in _SAID else value for key, value in body.items()}
-    return marked, tuple(marking.shown.values())
+    marking, marked = _Marking(sight), dict(body)
+    for key in ("messages", "input"):
+        if isinstance(said := body.get(key), list):
+            marked[key] = [marking.message(one, f"{key}[{number}]") for number, one in enumerate(said)]
+    return marked, tuple({one.picture.sha256: one for one in marking.by_address.values()}.values())
 
 
-def _address(kind: str, part: Mapping[str, Any]) -> str | None:
+def with_known_marks(chat: ChatRequest, known: Collection[str]) -> ChatRequest:
+    """Return the request with no other marks than those of the pictures with these hashes, in messages' texts."""
+    if not any(map(has_mark_character, (*chat.messages_json, chat.options_json))):
+        return chat
+    messages = tuple(_with_known(message, known) for message in chat.messages)
+    options = _without(chat.options)
+    return replace(
+        chat, messages=messages, messages_json=tuple(map(to_json, messages)), options=options,
+        options_json=to_json(options),
+    )  # fmt: skip
+
+
+def _with_known(message: Message, known: Collection[str]) -> Message:
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**_without(message), "content": with_marks_of(content, known)}
+    if not isinstance(content, list):
+        return dict(_without(message))
+    parts = [
+        {**_without(part), "text": with_marks_of(part["text"], known)}
+        if isinstance(part.get("text"), str)
+        else _without(part)
+        for part in content
+    ]
+    return {**_without(message), "content": parts}
+
+
+def _without(value: Any) -> Any:
+    """Return a JSON value without any mark, in names of fields neither."""
+    if isinstance(value, str):
+        return without_marks_within(value)
+    if isinstance(value, list | tuple):
+        return [_without(item) for item in value]
+    if isinstance(value, Mapping):
+        return {without_marks_within(key): _without(item) for key, item in value.items()}
+    return value
+
+
+def _address(kind: str, part: Mapping[str, Any], where: str) -> str | None:
     """Return a picture's data: URL or other address; None: the part is malformed, and is refused for that later."""
     held = part.get("source" if kind == "image" else "image_url")
+    if part.get("file_id") is not None or (isinstance(held, Mapping) and held.get("type") == "file"):
+        raise BadRequest(
+            f"{where} is a picture by the id of a file, and there are no files here; send it in base64.",
+            code="unsupported_content", param=where,
+        )  # fmt: skip
     if isinstance(held, str):
         return held
     if not isinstance(held, Mapping):
@@ -106,15 +178,23 @@ def _upright(data: bytes, where: str) -> tuple[bytes, tuple[int, int]]:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         if image.width * image.height > MOST_PIXELS:
-            raise BadRequest(
-                f"{where} is a picture of {image.width}x{image.height} pixels; expected at most {MOST_PIXELS}.",
-                param=where,
-            )
-        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            size = f"{image.width}x{image.height}"
+            raise BadRequest(f"{where} is a picture of {size} pixels; expected at most {MOST_PIXELS}.", param=where)
+        # Of a PNG the orientation is looked for in all of its pixels.
+        turns = image.format != "PNG" or b"eXIf" in data
+        if not turns or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return data, image.size
-        turned = ImageOps.exif_transpose(image)
-        written = io.BytesIO()
+        turned, written = ImageOps.exif_transpose(image).convert("RGB"), io.BytesIO()
         turned.save(written, format="PNG")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError) as error:
+    except _UNREADABLE as error:
         raise BadRequest(f"{where} is no picture in {', '.join(_FORMATS)}: {error}.", param=where) from error
     return written.getvalue(), turned.size
+
+
+def check_whole(shown: ShownPicture) -> None:
+    """Raise BadRequest where the file breaks off, or can't be decoded to its end."""
+    try:
+        Image.open(io.BytesIO(shown.data), formats=_FORMATS).load()
+    except _UNREADABLE as error:
+        size = f"{shown.picture.width}x{shown.picture.height}"
+        raise BadRequest(f"A picture of {size} pixels can't be decoded: {error}.", param="messages") from error

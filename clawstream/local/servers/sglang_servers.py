@@ -12,9 +12,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from clawstream.config import Settings
-from clawstream.conversation.pictures import SEEING
 from clawstream.errors import ConfigError
-from clawstream.inference.model_folder import text_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +136,7 @@ def servers(launch: Launch, first_port: int) -> tuple[SglangServer, ...]:
     engines = [
         _server(
             launch, f"engine-{number}", gpus, first_port + number, launch.model_path, launch.rollout_tp,
-            *FLAGS, *picture_flags(launch.model_path), *launch.adapter_flags, *memory_flags(launch.memory_share),
+            *FLAGS, *launch.adapter_flags, *memory_flags(launch.memory_share),
         )
         for number, gpus in enumerate(assignment.rollout)
     ]  # fmt: skip
@@ -156,15 +154,6 @@ def adapter_flags(settings: Settings) -> tuple[str, ...]:
         return ()
     many = _ONE_POLICY if settings.policy.adapters == "shared" else _MANY_POLICIES
     return ("--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", *_ADAPTED, *many)
-
-
-def picture_flags(model: Path) -> tuple[str, ...]:
-    """Return the options with which an engine keeps the token ids of a prompt with pictures; none: it sees none.
-
-    Without its cache of pictures SGLang (0.5.23) decodes the prompt and tokenizes it anew.
-    """
-    sees = (text_config(model) or {}).get("model_type") in SEEING
-    return ("--mm-preprocess-cache-size-mb", "256") if sees else ()
 
 
 def memory_flags(share: float | None) -> tuple[str, ...]:

@@ -36,11 +36,6 @@ class EverydayListener:
         wish = self._wish(said)
         return () if wish is None else wish.hints
 
-    def wish(self, said: str) -> str | None:
-        """Return the id of the wish that the words complain of; None: of none."""
-        found = self._wish(said)
-        return None if found is None else found.id
-
     def _wish(self, said: str) -> AnswerWish | None:
         return next((w for w in self.known if any(words.lower() in said for words in w.complaints)), None)
 

@@ -21,10 +21,7 @@ NO_ANSWER = (
 _LEAST_WORDS = 3
 _LONG_WORD = 5  # letters: shorter words say little of what a text is about
 _SENTENCE_CHARACTERS = 180
-_CALLED_CHARACTERS = 220
-_NO_MARKS = str.maketrans(',.!?:;*"', "        ")
 _BULLETS = ("- ", "* ", "\u2022 ")
-_IMAGES = (" like a ", " like an ", " like the ", " as if ", " as though ")
 _GREETINGS = ("hello", "hi", "hey", "good", "welcome", "greetings", "dear", "howdy")
 _FOREIGN: Mapping[str, str] = MappingProxyType(
     {  # words that English does not have, and letters
@@ -126,10 +123,6 @@ def _greets(answer: str) -> bool:
     return answer.lower().split()[0].strip("*_.,!:") in _GREETINGS
 
 
-def _hears(name: str) -> Callable[[str], bool]:
-    return lambda answer: name in answer.translate(_NO_MARKS).split() and len(answer) <= _CALLED_CHARACTERS
-
-
 def _starts(answer: str) -> Sequence[str]:
     return [line.strip()[:2] for line in answer.splitlines() if line.strip()]
 
@@ -161,11 +154,6 @@ _LOOKS: Mapping[str, Callable[[str], bool]] = MappingProxyType(
         "emoji": lambda answer: any(ord(letter) >= 0x1F300 or 0x2600 <= ord(letter) < 0x27C0 for letter in answer),
         "numbers": lambda answer: sum(any(map(str.isdigit, word)) for word in answer.split() if word[-1] != ".") >= 2,
         "example": lambda answer: "for example" in answer.lower() or "for instance" in answer.lower(),
-        "called_sam": _hears("Sam"),
-        "called_boss": _hears("Boss"),
-        "called_captain": _hears("Captain"),
-        "pros_and_cons": lambda answer: "pros" in answer.lower() and "cons" in answer.lower().replace("consider", ""),
-        "comparison": lambda answer: any(image in f" {answer.lower()} " for image in _IMAGES),
     }
 )
 _WORDS: Mapping[str, AnswerWish] = MappingProxyType({wish.id: wish for wish in wishes()})

@@ -259,11 +259,6 @@ def _has(text: str, words: frozenset[str], at_least: int) -> bool:
     return sum(word in words for word in _words(text)) >= at_least
 
 
-def _calls(text: str, name: str) -> bool:
-    words = _words(text)
-    return name in words and len(words) <= 40
-
-
 _WISHES: Mapping[str, Callable[[str], bool]] = MappingProxyType(
     {
         "one_sentence": _one_sentence,
@@ -302,9 +297,6 @@ _WISHES: Mapping[str, Callable[[str], bool]] = MappingProxyType(
         "poem": _poem,
         "pros_and_cons": lambda text: _has(text, frozenset({"pros"}), 1) and _has(text, frozenset({"cons"}), 1),
         "table": lambda text: _TABLE.search(text) is not None,
-        "called_sam": lambda text: _calls(text, "sam"),
-        "called_boss": lambda text: _calls(text, "boss"),
-        "called_captain": lambda text: _calls(text, "captain"),
     }
 )
 WISH_IDS = frozenset(_WISHES)

@@ -13,6 +13,7 @@ from clawstream.conversation.messages import text_of
 from clawstream.conversation.pictures import END, pictures_in
 from clawstream.events import ExchangeCompleted
 from clawstream.gateway.picture_store import PictureStore
+from clawstream.gateway.requests.fields import SHOWN_BY_THE_USER
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway
 from tests.parts.pictures.seeing import make_seeing
 from tests.pictures import data_url, picture
@@ -66,7 +67,7 @@ async def test_a_conversation_goes_on_from_a_picture_token_by_token(gateway: Run
     first = showing(RED)
     said = (await gateway.chat([first])).body["choices"][0]["message"]
     await gateway.chat([first, said, showing(BLUE, words="And this?")])
-    before, after = await gateway.recorded(ExchangeCompleted, at_least=2)
+    before, after = sorted(await gateway.recorded(ExchangeCompleted, at_least=2), key=lambda one: one.received_at_ms)
     assert after.request.kept_tokens == len(before.request.token_ids), "and what was sampled follows"
     assert after.request.token_ids[: len(before.output_ids)] == before.output_ids
     assert num_pads(gateway, (*before.request.token_ids, *after.request.token_ids)) == 8 + 4
@@ -115,18 +116,51 @@ async def test_an_engine_that_makes_other_tokens_of_a_picture_than_are_recorded_
     assert "prompt_tokens is" in refused.body["error"]["message"]
 
 
-async def test_a_client_can_not_write_a_mark(gateway: RunningGateway) -> None:
+def by_document(mark: str) -> dict[str, Any]:
+    file = {"file_data": f"data:text/plain;base64,{base64.b64encode(mark.encode()).decode()}"}
+    return {"messages": [{"role": "user", "content": [{"type": "file", "file": file}]}]}
+
+
+def by_text(mark: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": f"Show me {mark}"}]}
+
+
+def by_tool(mark: str) -> dict[str, Any]:
+    tool = {"type": "function", "function": {"name": "look", "description": mark, "parameters": {"type": "object"}}}
+    return {"messages": [{"role": "user", "content": "Look."}], "tools": [tool]}
+
+
+@pytest.mark.parametrize("forged", [by_document, by_text, by_tool])
+async def test_a_client_can_not_write_a_mark_and_see_what_another_showed(gateway: RunningGateway, forged: Any) -> None:
     await gateway.chat([showing(RED)])
-    [mark] = [
-        found.mark
-        for _, found in pictures_in(text_of(json.loads((await gateway.exchange()).request.messages[0])))
-        if found
-    ]
-    answered = await gateway.chat([{"role": "user", "content": f"Show me {mark}"}])
-    assert answered.status == 200
+    shown = await gateway.exchange()
+    text = text_of(json.loads(shown.request.messages[0]))
+    [mark] = [found.mark for _, found in pictures_in(text) if found]
+    answered = await gateway.post(json.dumps({"model": "policy"} | forged(mark)).encode())
+    assert answered.status == 200, answered.body
     assert gateway.engine.calls[-1].request.pictures == ()
     assert num_pads(gateway, gateway.engine.calls[-1].request.input_ids) == 0
-    assert END.encode() not in (await gateway.recorded(ExchangeCompleted, at_least=2))[-1].request.messages[0]
+    found = await gateway.recorded(ExchangeCompleted, at_least=2)
+    [recorded] = [one.request for one in found if one.exchange_id != shown.exchange_id]
+    assert END.encode() not in b"".join((*recorded.messages, recorded.options or b""))
+
+
+async def test_a_policy_can_not_write_a_mark_and_its_answer_goes_on_as_it_was_sampled(gateway: RunningGateway) -> None:
+    gateway.say(f"See {END}picture {'ab' * 32} 56x56{END} there.")
+    first = {"role": "user", "content": "Hi"}
+    said = (await gateway.chat([first])).body["choices"][0]["message"]
+    assert END not in said["content"]
+    await gateway.chat([first, said, {"role": "user", "content": "And?"}])
+    before, after = sorted(await gateway.recorded(ExchangeCompleted, at_least=2), key=lambda one: one.received_at_ms)
+    assert after.session_id == before.session_id
+    assert after.request.token_ids[: len(before.output_ids)] == before.output_ids
+    assert gateway.engine.calls[-1].request.pictures == ()
+
+
+async def test_nothing_is_kept_of_a_request_that_is_refused(gateway: RunningGateway) -> None:
+    refused = await gateway.chat([showing(RED)], model="another")
+    assert refused.status == 404
+    assert list(PictureStore(gateway.settings.pictures_dir).kept()) == []
 
 
 async def test_what_is_no_picture_is_refused_before_an_engine_is_asked(gateway: RunningGateway) -> None:
@@ -139,12 +173,14 @@ async def test_what_is_no_picture_is_refused_before_an_engine_is_asked(gateway: 
 
 
 async def test_on_vllm_pictures_are_words_as_for_a_model_that_can_not_see(folder: Path, tmp_path: Path) -> None:
+    counted = []
     async with running_gateway(
         folder, data_dir=tmp_path, dialect="vllm", engine_urls=["http://127.0.0.1:9"]
     ) as running:
-        async with running.client.post(
-            f"{running.url}/v1/messages/count_tokens", json={"model": "policy", "messages": [showing()]}
-        ) as response:
-            alone = (await response.json())["input_tokens"]
-        assert alone > 0
+        source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(RED).decode()}
+        for part in ({"type": "image", "source": source}, {"type": "text", "text": SHOWN_BY_THE_USER}):
+            body = {"model": "policy", "messages": [{"role": "user", "content": [part]}]}
+            async with running.client.post(f"{running.url}/v1/messages/count_tokens", json=body) as response:
+                counted.append((await response.json())["input_tokens"])
+    assert counted[0] == counted[1]
     assert not (tmp_path / "pictures").exists()

@@ -16,7 +16,15 @@ from transformers import AutoTokenizer
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from clawstream.conversation.pictures import Picture, Sight, in_words, pictures_in, shows_picture, without_marks
+from clawstream.conversation.pictures import (
+    Picture,
+    Sight,
+    in_words,
+    pictures_in,
+    shows_picture,
+    with_marks_of,
+    without_marks,
+)
 from clawstream.errors import ConfigError
 from tests.parts.pictures.seeing import MARKS, SEEN_BY_28, TEMPLATE, make_seeing
 from tests.renderers import load_renderer
@@ -106,6 +114,8 @@ def test_a_text_is_the_pieces_and_the_pictures_that_it_is_cut_into(parts: list[A
     assert in_words(text) == "".join(part if isinstance(part, str) else "[picture]" for part in parts)
     assert [picture for _, picture in pictures_in(without_marks(text))] == [None]
     pictured = any(not isinstance(part, str) for part in parts)
+    assert with_marks_of(text, {shown(*part).sha256 for part in parts if not isinstance(part, str)}) == text
+    assert with_marks_of(text, ()) == without_marks(text)
     for raw in (json.dumps(text).encode(), json.dumps(text, ensure_ascii=False).encode()):
         assert shows_picture(raw) is pictured
 

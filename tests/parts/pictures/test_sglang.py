@@ -18,7 +18,6 @@ from clawstream.gateway.requests.pictures import with_marks
 from clawstream.inference.engine import Chunk, GenerateRequest, SamplingParams
 from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
-from clawstream.local.servers.sglang_servers import picture_flags
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.pictures.seeing import MARKS, make_seeing
 from tests.parts.sglang.process import sglang_engine
@@ -94,7 +93,7 @@ def url(model: Path) -> Iterator[str]:
     paths = os.pathsep.join(filter(None, (str(model.parent), os.environ.get("PYTHONPATH"))))
     with pytest.MonkeyPatch.context() as patch, reserved() as port:
         patch.setenv("PYTHONPATH", paths)
-        with sglang_engine(model, port, *picture_flags(model)) as found:
+        with sglang_engine(model, port) as found:
             yield found
 
 
@@ -126,7 +125,8 @@ def logp_by_transformers(folder: Path, ids: list[int], tokens: list[int], pictur
     return [float(logp_LV[len(ids) - 1 + at, token]) for at, token in enumerate(tokens)]
 
 
-@pytest.mark.parametrize("sizes", [[(170, 100)], [(60, 60), (130, 200), (60, 60)]])
+# Whole cells: libraries scale pictures a little differently, by up to 0.1 nats of what is sampled here.
+@pytest.mark.parametrize("sizes", [[(168, 112)], [(56, 56), (140, 196), (56, 56)]])
 def test_what_it_samples_has_the_log_probs_of_the_recorded_ids_and_the_pictures(
     url: str, model: Path, sizes: list[tuple[int, int]]
 ) -> None:
@@ -143,6 +143,6 @@ def test_what_it_samples_has_the_log_probs_of_the_recorded_ids_and_the_pictures(
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     found = [value for chunk in chunks for value in chunk.logprobs_nats]
     expected = logp_by_transformers(model, ids, tokens, pictures)
-    assert found == pytest.approx(expected, abs=0.02), "libraries scale pictures a little differently"
+    assert found == pytest.approx(expected, abs=2e-3)
     others = logp_by_transformers(model, ids, tokens, [noise(*size, seed=9) for size in sizes])
-    assert found != pytest.approx(others, abs=0.02), "the picture counts"
+    assert found != pytest.approx(others, abs=2e-3), "the picture counts"

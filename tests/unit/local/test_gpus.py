@@ -1,6 +1,5 @@
 """One machine's GPUs, shared out."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,20 +62,6 @@ def test_one_gpu_trains_and_serves_side_by_side_and_takes_neither_a_judge_nor_a_
             share_out(1, *asked)
     with pytest.raises(ConfigError, match="TP that divides it"):
         assign(alone, rollout_tp=2, judge_tp=1)
-
-
-@pytest.mark.parametrize(
-    ("model_type", "sees"), [("qwen2_5_vl", True), ("qwen3_vl", True), ("qwen3", False), (None, False)]
-)
-def test_the_engines_of_a_policy_that_sees_keep_the_token_ids_beside_pictures(
-    tmp_path: Path, model_type: str | None, sees: bool
-) -> None:
-    (tmp_path / "policy").mkdir()
-    if model_type is not None:
-        (tmp_path / "policy" / "config.json").write_text(json.dumps({"model_type": model_type}))
-    one, other, judge = (server.command for server in servers(launched(tmp_path, judge=(4, 5)), 30010))
-    assert {"--mm-preprocess-cache-size-mb" in one, "--mm-preprocess-cache-size-mb" in other} == {sees}
-    assert "--mm-preprocess-cache-size-mb" not in judge
 
 
 @pytest.mark.parametrize(("share", "said"), [(0.4567, "0.45"), (0.3, "0.30"), (0.999, "0.99"), (None, None)])

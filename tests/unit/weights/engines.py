@@ -146,6 +146,7 @@ class Watched:
         self.away = False
         self.deaf_to_updates = False
         self.quantized: str | None = None
+        self.model_path = "nowhere"
         self.told: list[str] = []
         self.adapters: list[str] = []
         self.fails: dict[str, list[Exception | None]] = fails or {}
@@ -157,7 +158,7 @@ class Watched:
 
     async def server_info(self) -> ServerInfo:
         self._answer("info")
-        return ServerInfo(model_path="nowhere", context_length_tokens=1, weight_version=self.serves)
+        return ServerInfo(model_path=self.model_path, context_length_tokens=1, weight_version=self.serves)
 
     async def quantization(self) -> str | None:
         return self.quantized

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,17 @@ async def test_a_quantized_engine_takes_adapters_and_what_it_began_with_is_versi
     assert isinstance(refusal, PolicyRejected)
     assert "quantized (fp8)" in refusal.reason
     assert "training.lora_rank" in refusal.reason
+
+
+async def test_an_engine_of_a_quantized_folder_is_told_by_the_folder(weights: Weights, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3", "quantization_config": {"quant_method": "awq"}}')
+    fake = Watched("http://e", "default", asyncio.Event())
+    fake.model_path = str(tmp_path)
+    assert isinstance(await take_over(fake, weights(0), lambda: 0), PolicyActivated)
+    refused = await take_over(fake, weights(1), lambda: 0)
+    assert isinstance(refused, PolicyRejected)
+    assert "quantized (awq)" in refused.reason
+    assert fake.told == ["name 0"]
 
 
 async def test_a_quantized_engine_that_can_not_name_its_weights_or_was_given_others_is_not_said_to_serve_the_base(

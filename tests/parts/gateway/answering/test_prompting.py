@@ -7,7 +7,7 @@ import pytest
 
 from clawstream.conversation.continuing import Request
 from clawstream.errors import TryLater, UnrenderableRequest
-from clawstream.gateway.answering.admission import PromptMaker
+from clawstream.gateway.answering.prompts import PromptMaker
 from clawstream.gateway.sessions import KnownSession
 from clawstream.rendering.renderer import PromptRenderer
 from tests.parts.engine.tiny_model import make_tokenizer

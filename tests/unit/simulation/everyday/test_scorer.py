@@ -133,18 +133,6 @@ EXAMPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("| Pasta | Months |\n|---|---|\n| penne | 2 |", "Here:\n\nPasta | Months\n--- | ---\npenne | 2"),
         (PROSE, "| Pasta | Months |", "Pasta | Months\n---", "| Pasta |\n|---|"),
     ),
-    "called_sam": (
-        ("Sam, freeze the pasta in a bag.", "Freeze it in a bag, Sam!"),
-        (PROSE, "The same bag freezes it.", f"Sam, {PROSE} {PROSE} {PROSE}"),
-    ),
-    "called_boss": (
-        ("Boss, freeze the pasta in a bag.", "Freeze it in a bag, Boss!"),
-        (PROSE, "An embossed bag freezes it.", f"Boss, {PROSE} {PROSE} {PROSE}"),
-    ),
-    "called_captain": (
-        ("Captain, freeze the pasta in a bag.", "Freeze it in a bag, Captain!"),
-        (PROSE, "The captains freeze it.", f"Captain, {PROSE} {PROSE} {PROSE}"),
-    ),
 }  # fmt: skip
 
 NO_ANSWERS = {
