@@ -1,4 +1,4 @@
-"""The demonstration with an FP8 engine: a policy that trains in more learns from what that engine sampled."""
+"""The demonstration with an FP8 and an INT4 engine: a policy that trains in more bits learns from what they sampled."""
 
 import asyncio
 import subprocess
@@ -25,11 +25,11 @@ UPDATES = 12
 
 
 @contextmanager
-def rounded_engine(model: Path, log: Path) -> Iterator[str]:
+def rounded_engine(model: Path, log: Path, bits: str) -> Iterator[str]:
     """Run the engine during the block; return its address."""
     with reserved() as port, log.open("w") as out:
         engine = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.rounded_engine", str(model), str(port)], stdout=out, stderr=out
+            [sys.executable, "-m", "tests.fakes.rounded_engine", str(model), str(port), bits], stdout=out, stderr=out
         )
         url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + 60
         try:
@@ -43,10 +43,13 @@ def rounded_engine(model: Path, log: Path) -> Iterator[str]:
             engine.wait(30)
 
 
-def test_an_adapter_learns_from_an_fp8_engine_whose_log_probs_are_the_behaviours(tmp_path: Path) -> None:
-    cache, folder = Path(platformdirs.user_cache_dir("clawstream")), tmp_path / "fp8"
+@pytest.mark.parametrize("bits", ["fp8", "int4"])
+def test_an_adapter_learns_from_an_engine_of_fewer_bits_whose_log_probs_are_the_behaviours(
+    tmp_path: Path, bits: str
+) -> None:
+    cache, folder = Path(platformdirs.user_cache_dir("clawstream")), tmp_path / bits
     base = base_policy(cache)
-    with rounded_engine(base, tmp_path / "engine.log") as url:
+    with rounded_engine(base, tmp_path / "engine.log", bits) as url:
         own = Settings(
             environment=False, engine={"urls": [url], "model_path": base},
             policy={"renderer": "qwen3", "enable_thinking": False}, training={"lora_rank": 16},
