@@ -10,13 +10,12 @@ section 2.1): sides are rounded to whole patches, and the picture is scaled wher
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 END = "\ufffc"  # Unicode's replacement for an object; also what a mark begins with
-_MARK = re.compile(f"{END}picture ([0-9a-f]{{64}}) ([1-9][0-9]{{0,4}})x([1-9][0-9]{{0,4}}){END}")
-_IN_JSON = re.compile(rb"\xef\xbf\xbc|\\u[fF]{3}[cC]")  # the character, in UTF-8 or in ASCII
-_ESCAPED = re.compile(r"\\u[fF]{3}[cC]")
+_NAMED = "([0-9a-f]{64}) ([1-9][0-9]{0,4})x([1-9][0-9]{0,4})"
+_MARK = re.compile(f"{END}picture {_NAMED}{END}")
 _NO_MARK = "\ufffd"
 _MOST_ASPECT = 200  # of the longer side to the shorter one: Qwen's processors refuse a narrower picture
 
@@ -79,8 +78,8 @@ def pictures_in(text: str) -> Iterator[tuple[str, Picture | None]]:
 
 
 def has_mark_character(json: bytes) -> bool:
-    """Whether a JSON text may have a mark: the character that begins one is in it."""
-    return _IN_JSON.search(json) is not None
+    """Whether a JSON text of ours may have a mark: the character that begins one is in it, in UTF-8 or in ASCII."""
+    return END.encode() in json or b"\\ufffc" in json
 
 
 def shows_picture(message: bytes) -> bool:
@@ -93,19 +92,19 @@ def without_marks(text: str) -> str:
     return text.replace(END, _NO_MARK)
 
 
-def without_marks_within(text: str) -> str:
-    """Return a text in which nothing is a mark, and that becomes none where it is read as JSON, as arguments are."""
-    return _ESCAPED.sub(r"\\ufffd", without_marks(text))
+def sealed(text: str, seal: str) -> str:
+    """Return the text with each mark in a form that only who knows the seal, a word, can write."""
+    return _MARK.sub(lambda found: f"{END}{seal} {found[1]} {found[2]}x{found[3]}{END}", text)
 
 
-def with_marks_of(text: str, known: Collection[str]) -> str:
-    """Return the text with no other marks than those of the pictures with these hashes."""
-    pieces = pictures_in(text) if END in text else [(text, None)]
-    found = ((without_marks(piece), picture) for piece, picture in pieces)
-    return "".join(
-        piece + ("" if picture is None else picture.mark if picture.sha256 in known else without_marks(picture.mark))
-        for piece, picture in found
-    )
+def unsealed(text: str, seal: str) -> str:
+    """Return the text with the marks that were `sealed`, and with no others."""
+    pieces, start = [], 0
+    for found in re.finditer(f"{END}{seal} {_NAMED}{END}", text):
+        picture = Picture(sha256=found[1], width=int(found[2]), height=int(found[3]))
+        pieces += [without_marks(text[start : found.start()]), picture.mark]
+        start = found.end()
+    return "".join([*pieces, without_marks(text[start:])])
 
 
 def in_words(text: str) -> str:

@@ -236,9 +236,10 @@ def _keys(settings: Settings) -> WatchedKeys:
 
 def _seeing(settings: Settings, renderer: PromptRenderer) -> Seeing | None:
     """Return how pictures are taken in; None: the policy, its template or its engines see none."""
-    if renderer.sight is None or settings.engine.dialect != "sglang":
+    if renderer.sight is None or renderer.picture_id is None or settings.engine.dialect != "sglang":
         return None
-    return Seeing(sight=renderer.sight, store=PictureStore(settings.pictures_dir))
+    store = PictureStore(settings.pictures_dir)
+    return Seeing(sight=renderer.sight, store=store, picture_id=renderer.picture_id)
 
 
 def _largest_id(model_path: Path, renderer: PromptRenderer) -> int:

@@ -8,7 +8,7 @@ import asyncio
 import base64
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,8 +19,10 @@ from typing import Any
 from clawstream.conversation.messages import Message, text_of
 from clawstream.conversation.pictures import Picture, Sight, pictures_in
 from clawstream.gateway.requests.fields import BadRequest
-from clawstream.gateway.requests.pictures import ShownPicture, check_whole, with_marks
+from clawstream.gateway.requests.pictures import MOST_PICTURES, ShownPicture, check_whole, shows, with_marks
 
+_AT_ONCE = 8  # requests whose pictures are read or kept
+_MOST_CHARACTERS = 64 * 2**20  # of a conversation's pictures, in base64, each once
 _MEDIA = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
 
 
@@ -86,22 +88,41 @@ class Seeing:
 
     sight: Sight
     store: PictureStore
-    # A thread of its own, so that large pictures hold up nobody else.
-    thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, thread_name_prefix="pictures"))
+    picture_id: int  # the token that pictures are made of
+    # Threads of their own, and few, so that large pictures hold up nobody else.
+    threads: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 2, thread_name_prefix="pictures"))
+    places: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, _AT_ONCE))
 
-    async def in_marks(self, body: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[ShownPicture, ...]]:
-        """Return the body with marks in place of its pictures, and these. Raises BadRequest."""
-        return await asyncio.get_running_loop().run_in_executor(self.thread, with_marks, body, self.sight)
+    async def in_marks(self, body: Mapping[str, Any], seal: str) -> tuple[Mapping[str, Any], tuple[ShownPicture, ...]]:
+        """Return the body with sealed marks in place of its pictures, and these. Raises BadRequest."""
+        return await self._aside(with_marks, body, self.sight, seal) if shows(body) else (body, ())
 
-    async def shown(self, messages: Sequence[Message], new: Sequence[ShownPicture]) -> tuple[str, ...]:
+    async def shown(
+        self, messages: Sequence[Message], new: Sequence[ShownPicture], prompt_ids: Sequence[int]
+    ) -> tuple[str, ...]:
         """Keep the new pictures, and return all of the conversation as data: URLs, in their order.
 
-        Raises BadRequest for one that is missing, or can't be decoded or kept.
+        Raises BadRequest for one that is missing, or can't be decoded or kept, and where the prompt does not show them.
         """
         found = [picture for message in messages for _, picture in pictures_in(text_of(message)) if picture is not None]
-        if not found:
-            return ()
-        return await asyncio.get_running_loop().run_in_executor(self.thread, self._urls, found, new)
+        num_tokens = prompt_ids.count(self.picture_id)
+        if len(found) > MOST_PICTURES or num_tokens != sum(map(self.sight.num_tokens, found)):
+            raise BadRequest(
+                f"The conversation has {len(found)} pictures, and its prompt {num_tokens} tokens of pictures; expected "
+                f"at most {MOST_PICTURES}, all in the prompt. Begin another conversation.",
+                code="unsupported_content", param="messages",
+            )  # fmt: skip
+        urls: tuple[str, ...] = await self._aside(self._urls, found, new) if found else ()
+        return urls
+
+    async def _aside(self, work: Callable[..., Any], *given: Any) -> Any:
+        if self.places.locked():
+            raise BadRequest(
+                f"{_AT_ONCE} requests with pictures are being read; nothing was generated. Try again.",
+                status=503, code="service_unavailable", kind="server_error", retry_after_s=2,
+            )  # fmt: skip
+        async with self.places:
+            return await asyncio.get_running_loop().run_in_executor(self.threads, work, *given)
 
     def _urls(self, pictures: Sequence[Picture], new: Sequence[ShownPicture]) -> tuple[str, ...]:
         try:
@@ -111,8 +132,8 @@ class Seeing:
                 f"A picture can't be kept ({error.strerror}); nothing was generated. Try again.",
                 status=503, code="service_unavailable", kind="server_error",
             ) from error  # fmt: skip
-        urls = []
-        for picture in pictures:
+        urls: dict[str, str] = {}
+        for picture in {one.sha256: one for one in pictures}.values():
             url = self.store.data_url(picture)
             if url is None:
                 raise BadRequest(
@@ -120,10 +141,10 @@ class Seeing:
                     "again, or leave it out.",
                     code="picture_gone", param="messages",
                 )  # fmt: skip
-            urls.append(url)
-        return tuple(urls)
-
-
-def hashes_in(messages: Iterable[Message]) -> set[str]:
-    """Return the hashes of the pictures that these messages show."""
-    return {one.sha256 for message in messages for _, one in pictures_in(text_of(message)) if one is not None}
+            urls[picture.sha256] = url
+            if sum(map(len, urls.values())) > _MOST_CHARACTERS:
+                raise BadRequest(
+                    f"The conversation's pictures have over {_MOST_CHARACTERS} characters in base64. Begin another.",
+                    code="unsupported_content", param="messages",
+                )  # fmt: skip
+        return tuple(urls[picture.sha256] for picture in pictures)

@@ -22,11 +22,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from clawstream.conversation.messages import Message, role_of, text_of
+from clawstream.conversation.pictures import END
 from clawstream.errors import UnrenderableRequest
 
 _NINE = re.compile(r"[a-zA-Z0-9]{9}")
 _NUMBERED = re.compile(r"functions\.[^:]+:\d+")
 UNPRINTABLE = {0: "\ufffd"} | dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+_UNMARKED = UNPRINTABLE | {ord(END): "\ufffd"}  # where no picture can be shown, nothing may become one
+_MAY_SHOW = ("user", "tool")
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 THINKING = "enable_thinking"
 _FIELD = "chat_template_kwargs"
@@ -130,18 +133,23 @@ def placed(messages: Sequence[Message], takes: TemplateCapabilities) -> list[Mes
 
 
 def shown(message: Message) -> Message:
-    """The message as templates expect it: text content, system for developer, no unprintable characters."""
-    found: dict[str, Any] = {"role": role_of(message), "content": text_of(message).translate(UNPRINTABLE)}
+    """The message as templates expect it: text content, system for developer, no unprintable characters.
+
+    Marks of pictures stay in the texts of people and tools alone.
+    """
+    role = role_of(message)
+    printed = UNPRINTABLE if role in _MAY_SHOW else _UNMARKED
+    found: dict[str, Any] = {"role": role, "content": text_of(message).translate(printed)}
     for key in ("reasoning_content", "name", "tool_call_id"):
         if isinstance(message.get(key), str):
-            found[key] = message[key].translate(UNPRINTABLE)
+            found[key] = message[key].translate(_UNMARKED)
     if message.get("tool_calls"):
         found["tool_calls"] = [_shown_call(call) for call in message["tool_calls"]]
     return found
 
 
 def _shown_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    printable = _printable(call)
+    printable = unmarked(call)
     arguments = printable["function"].get("arguments") or "{}"
     if isinstance(arguments, str):
         arguments = _printable_json(arguments)
@@ -154,17 +162,18 @@ def _printable_json(text: str) -> str:
         return text
     with suppress(ValueError, RecursionError):
         value = json.loads(text)
-        if (printable := _printable(value)) != value:
+        if (printable := unmarked(value)) != value:
             return json.dumps(printable, ensure_ascii=False)
     return text
 
 
-def _printable(value: Any) -> Any:
+def unmarked(value: Any) -> Any:
+    """Return a JSON value without unprintable characters and without marks of pictures."""
     if isinstance(value, str):
-        return value.translate(UNPRINTABLE)
+        return value.translate(_UNMARKED)
     if isinstance(value, Mapping):
-        return {_printable(key): _printable(item) for key, item in value.items()}
-    return [_printable(item) for item in value] if isinstance(value, list) else value
+        return {unmarked(key): unmarked(item) for key, item in value.items()}
+    return [unmarked(item) for item in value] if isinstance(value, list) else value
 
 
 class _Generation(Extension):

@@ -17,7 +17,7 @@ from renderers import ParsedResponse, ToolCallParseStatus
 from tokenizers.decoders import ByteLevel
 
 from clawstream.config import PolicySettings
-from clawstream.conversation.pictures import Sight, without_marks
+from clawstream.conversation.pictures import END, Sight, without_marks
 from clawstream.errors import ConfigError, UnrenderableRequest
 from clawstream.rendering import families
 from clawstream.rendering.calling import (
@@ -46,6 +46,7 @@ from clawstream.rendering.history import (
     shown,
     template_options,
     template_variables,
+    unmarked,
 )
 
 # Families whose code asks a tokenizer only for ids and text, and writes marks by their ids. For the others the
@@ -370,7 +371,10 @@ class PromptRenderer:
 
 
 def _tools(options: Mapping[str, Any]) -> list[Any] | None:
-    return list(options["tools"]) if offers_tools(options) else None
+    if not offers_tools(options):
+        return None
+    tools = list(options["tools"])
+    return unmarked(tools) if END in str(tools) else tools
 
 
 def _called(call: Any) -> CalledTool | None:

@@ -9,6 +9,7 @@ again; streams and small prompts go on.
 """
 
 import re
+import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,10 +33,10 @@ from clawstream.gateway.http.connection import Bounds
 from clawstream.gateway.http.metrics import Metrics
 from clawstream.gateway.outbox.delivery import Delivery
 from clawstream.gateway.outbox.recorder import Recorder
-from clawstream.gateway.picture_store import Seeing, hashes_in
+from clawstream.gateway.picture_store import Seeing
 from clawstream.gateway.requests.body import read_body, read_headers, too_large
 from clawstream.gateway.requests.fields import BadRequest, TooLong, to_json
-from clawstream.gateway.requests.pictures import ShownPicture, with_known_marks
+from clawstream.gateway.requests.pictures import ShownPicture, with_sealed_marks, with_true_marks
 from clawstream.gateway.requests.profiles import RequestIdentity, name_request
 from clawstream.gateway.requests.wire import ChatRequest, of_the_policy, parse_body, sampling_of, scope_of, truthy
 from clawstream.gateway.sessions import (
@@ -150,7 +151,7 @@ class Admission:
         attempt, context_length_tokens = self._attempt(session, asked.policy_id)
         prompt = await self._render(chat, session.id, context_length_tokens)
         _refuse_too_large(chat, prompt.token_ids)
-        pictures = () if self.seeing is None else await self.seeing.shown(chat.messages, asked.shown)
+        pictures = () if self.seeing is None else await self.seeing.shown(chat.messages, asked.shown, prompt.token_ids)
         accepted = self._accept(asked, session, prompt, context_length_tokens)
         self._refuse_another_key(session, asked.caller)  # another key may have begun the session during rendering
         self.sessions.asked(chat.messages, chat.scope, session.id, asked.received_at_ms)
@@ -171,9 +172,8 @@ class Admission:
             headers, receive, max_bytes=self.bounds.max_body_bytes, within_s=self.bounds.request_timeout_s
         )
         received_at_ms = self.now_ms()
-        body, shown = await self._in_marks(parse_body(raw))
         ends = truthy(headers.get("x-session-done"))
-        chat = self._read(body, read, caller, shown, ends_session=ends)
+        chat, shown = await self._read(parse_body(raw), read, caller, ends_session=ends)
         traceparent, policy_id = headers.get("traceparent", ""), self._policy_of(chat, caller)
         return _Asked(
             caller=caller,
@@ -185,26 +185,28 @@ class Admission:
             shown=shown,
         )
 
-    async def _in_marks(self, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], Sequence[ShownPicture]]:
-        return (body, ()) if self.seeing is None else await self.seeing.in_marks(body)
-
-    def _read(
-        self, body: Mapping[str, Any], read: Read, caller: Caller, shown: Sequence[ShownPicture], *, ends_session: bool
-    ) -> ChatRequest:
-        """Return what the body asks for. Raises BadRequest."""
-        known = {one.picture.sha256 for one in shown}
+    async def _read(
+        self, body: Mapping[str, Any], read: Read, caller: Caller, *, ends_session: bool
+    ) -> tuple[ChatRequest, Sequence[ShownPicture]]:
+        """Return what the body asks for, and the pictures that it shows. Raises BadRequest."""
+        shown: Sequence[ShownPicture] = ()
+        seal = secrets.token_hex(16)
+        if self.seeing is not None:
+            body, shown = await self.seeing.in_marks(body, seal)
 
         def recall(exchange_id: str) -> RecalledResponse | None:
             found = self.conversations.recall(exchange_id, caller.name)
-            known.update(() if found is None else hashes_in(found.before))
-            return found
+            if found is None or self.seeing is None:
+                return found
+            return replace(found, before=with_sealed_marks(found.before, seal))
 
         self._refuse_too_many(body.get("messages"))
         self._refuse_too_many(body.get("input"))
-        chat = with_known_marks(read(body, ends_session, recall), known)
+        chat = read(body, ends_session, recall)
+        chat = chat if self.seeing is None else with_true_marks(chat, seal)
         self._refuse_too_long(chat)
         self.check_model(chat.model)
-        return chat
+        return chat, shown
 
     def _refuse_too_many(self, messages: object) -> None:
         """Raise BadRequest for more messages than the context has tokens, before any is looked at."""
@@ -355,8 +357,7 @@ class Admission:
 
     async def count_tokens(self, body: Mapping[str, Any], read: Read, caller: Caller) -> int:
         """Return how many tokens the body's prompt has, rendered whole; nothing is remembered. Raises BadRequest."""
-        marked, shown = await self._in_marks(body)
-        chat = self._read(marked, read, caller, shown, ends_session=False)
+        chat, _shown = await self._read(body, read, caller, ends_session=False)
         return len((await self._prompt(chat, KnownSession(), context_length_tokens=None)).token_ids)
 
 

@@ -4,9 +4,9 @@ A picture comes as base64, in a data: URL or in a source. What lies at another a
 would ask there in the name of whoever asks it. A picture that a camera turned is turned back, as the model's processor
 and the engine need not agree on which side is up.
 
-Text reaches a conversation by many ways, such as documents, tools and the names of arguments. So marks are looked at
-when the request was read: one counts only in a message's text, and only if it names a picture that this request shows,
-or that stands in the conversation which it goes on from.
+Text reaches a conversation by many ways, such as documents. So each mark is first sealed by a word that is drawn for
+the request, and once the request was read, the marks with the seal count and no others. What a request goes on from is
+sealed too. The texts of people and tools are looked at; nowhere else a template shows a mark (rendering/history.py).
 """
 
 import base64
@@ -14,24 +14,35 @@ import binascii
 import hashlib
 import io
 import re
-from collections.abc import Collection, Mapping
+import struct
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from clawstream.conversation.messages import Message
-from clawstream.conversation.pictures import Picture, Sight, has_mark_character, with_marks_of, without_marks_within
+from clawstream.conversation.pictures import Picture, Sight, has_mark_character, sealed, unsealed, without_marks
 from clawstream.gateway.requests.fields import BadRequest, to_json
 from clawstream.gateway.requests.wire import ChatRequest
 
 MOST_PICTURES = 64  # of a request
 MOST_PIXELS = 50_000_000  # of a request's pictures, those that come twice counted once
+_TURNED_QUALITY = 95  # of a photograph that is written again
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 _TEXT_OF = {"image_url": "text", "image": "text", "input_image": "input_text"}  # by a picture's type, that of a text
-_MAY_SHOW = frozenset({"user", "tool", None})  # by role; an output of the Responses API has none
-_UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
+_MAY_SHOW = ("user", "tool", None)  # by role; an output of the Responses API has none
+_UNREADABLE = (  # what Pillow raises at files that are no pictures, or odd ones
+    UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError, TypeError, AttributeError,
+    LookupError, EOFError, ArithmeticError, struct.error,
+)  # fmt: skip
+_TURNED: Mapping[int, Image.Transpose] = {  # by EXIF's orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,7 @@ class ShownPicture:
 @dataclass(slots=True)
 class _Marking:
     sight: Sight
+    seal: str
     by_address: dict[str, ShownPicture] = field(default_factory=dict)
     num: int = 0
 
@@ -87,54 +99,51 @@ class _Marking:
                 raise BadRequest(
                     f"Up to {where} there are pictures of {pixels} pixels; expected at most {MOST_PIXELS}.", param=where
                 )
-        return self.by_address[address].picture.mark
+        return sealed(self.by_address[address].picture.mark, self.seal)
 
 
-def with_marks(body: Mapping[str, Any], sight: Sight) -> tuple[dict[str, Any], tuple[ShownPicture, ...]]:
-    """Return the body with marks in place of its pictures, and the pictures, each once. Raises BadRequest."""
-    marking, marked = _Marking(sight), dict(body)
+def shows(body: Mapping[str, Any]) -> bool:
+    """Whether any part of a body may be a picture."""
+    said = (one for key in ("messages", "input") if isinstance(body.get(key), list) for one in body[key])
+    held = (one.get(key) for one in said if isinstance(one, Mapping) for key in ("content", "output"))
+    parts = [part for listed in held if isinstance(listed, list) for part in listed if isinstance(part, Mapping)]
+    inner = (one for part in parts if isinstance(part.get("content"), list) for one in part["content"])
+    return any(isinstance(part, Mapping) and part.get("type") in tuple(_TEXT_OF) for part in (*parts, *inner))
+
+
+def with_marks(body: Mapping[str, Any], sight: Sight, seal: str) -> tuple[dict[str, Any], tuple[ShownPicture, ...]]:
+    """Return the body with sealed marks in place of its pictures, and the pictures, each once. Raises BadRequest."""
+    marking, marked = _Marking(sight, seal), dict(body)
     for key in ("messages", "input"):
         if isinstance(said := body.get(key), list):
             marked[key] = [marking.message(one, f"{key}[{number}]") for number, one in enumerate(said)]
     return marked, tuple({one.picture.sha256: one for one in marking.by_address.values()}.values())
 
 
-def with_known_marks(chat: ChatRequest, known: Collection[str]) -> ChatRequest:
-    """Return the request with no other marks than those of the pictures with these hashes, in messages' texts."""
-    if not any(map(has_mark_character, (*chat.messages_json, chat.options_json))):
+def with_sealed_marks(messages: Iterable[Message], seal: str) -> tuple[Message, ...]:
+    """Return recorded messages with their marks sealed, so that `with_true_marks` keeps them."""
+    return tuple(_with_texts(message, partial(sealed, seal=seal)) for message in messages)
+
+
+def with_true_marks(chat: ChatRequest, seal: str) -> ChatRequest:
+    """Return the request with the marks that were sealed, in texts of people and tools, and with no other in a text."""
+    if not any(map(has_mark_character, chat.messages_json)):
         return chat
-    messages = tuple(_with_known(message, known) for message in chat.messages)
-    options = _without(chat.options)
-    return replace(
-        chat, messages=messages, messages_json=tuple(map(to_json, messages)), options=options,
-        options_json=to_json(options),
-    )  # fmt: skip
+    messages = tuple(
+        _with_texts(message, partial(unsealed, seal=seal) if message.get("role") in _MAY_SHOW else without_marks)
+        for message in chat.messages
+    )
+    return replace(chat, messages=messages, messages_json=tuple(map(to_json, messages)))
 
 
-def _with_known(message: Message, known: Collection[str]) -> Message:
+def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
     content = message.get("content")
     if isinstance(content, str):
-        return {**_without(message), "content": with_marks_of(content, known)}
+        return {**message, "content": change(content)}
     if not isinstance(content, list):
-        return dict(_without(message))
-    parts = [
-        {**_without(part), "text": with_marks_of(part["text"], known)}
-        if isinstance(part.get("text"), str)
-        else _without(part)
-        for part in content
-    ]
-    return {**_without(message), "content": parts}
-
-
-def _without(value: Any) -> Any:
-    """Return a JSON value without any mark, in names of fields neither."""
-    if isinstance(value, str):
-        return without_marks_within(value)
-    if isinstance(value, list | tuple):
-        return [_without(item) for item in value]
-    if isinstance(value, Mapping):
-        return {without_marks_within(key): _without(item) for key, item in value.items()}
-    return value
+        return message
+    parts = [{**part, "text": change(part["text"])} if isinstance(part.get("text"), str) else part for part in content]
+    return {**message, "content": parts}
 
 
 def _address(kind: str, part: Mapping[str, Any], where: str) -> str | None:
@@ -181,11 +190,12 @@ def _upright(data: bytes, where: str) -> tuple[bytes, tuple[int, int]]:
             size = f"{image.width}x{image.height}"
             raise BadRequest(f"{where} is a picture of {size} pixels; expected at most {MOST_PIXELS}.", param=where)
         # Of a PNG the orientation is looked for in all of its pixels.
-        turns = image.format != "PNG" or b"eXIf" in data
-        if not turns or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+        told = image.format != "PNG" or b"eXIf" in data
+        turn = _TURNED.get(image.getexif().get(ExifTags.Base.Orientation, 1)) if told else None
+        if turn is None:
             return data, image.size
-        turned, written = ImageOps.exif_transpose(image).convert("RGB"), io.BytesIO()
-        turned.save(written, format="PNG")
+        turned, written = image.convert("RGB").transpose(turn), io.BytesIO()
+        turned.save(written, format="JPEG", quality=_TURNED_QUALITY)
     except _UNREADABLE as error:
         raise BadRequest(f"{where} is no picture in {', '.join(_FORMATS)}: {error}.", param=where) from error
     return written.getvalue(), turned.size

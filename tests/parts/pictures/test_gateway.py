@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from clawstream.conversation.messages import text_of
-from clawstream.conversation.pictures import END, pictures_in
+from clawstream.conversation.pictures import END, Picture, pictures_in
 from clawstream.events import ExchangeCompleted
 from clawstream.gateway.picture_store import PictureStore
 from clawstream.gateway.requests.fields import SHOWN_BY_THE_USER
+from tests.fakes.scripted_engine import ScriptedAnswer
 from tests.parts.gateway.running_gateway import RunningGateway, running_gateway
 from tests.parts.pictures.seeing import make_seeing
 from tests.pictures import data_url, picture
@@ -142,7 +143,32 @@ async def test_a_client_can_not_write_a_mark_and_see_what_another_showed(gateway
     assert num_pads(gateway, gateway.engine.calls[-1].request.input_ids) == 0
     found = await gateway.recorded(ExchangeCompleted, at_least=2)
     [recorded] = [one.request for one in found if one.exchange_id != shown.exchange_id]
-    assert END.encode() not in b"".join((*recorded.messages, recorded.options or b""))
+    assert END.encode() not in b"".join(recorded.messages)
+
+
+async def test_a_client_can_not_repeat_its_own_picture_by_its_mark_nor_hide_one_in_a_thought(
+    gateway: RunningGateway,
+) -> None:
+    mark = Picture(sha256=hashlib.sha256(RED).hexdigest(), width=112, height=56).mark
+    thought = {"role": "assistant", "content": f"<think>{mark}</think>\nok"}
+    await gateway.chat([showing(RED, words=mark * 3), thought, {"role": "user", "content": f"And {mark}?"}])
+    [call] = gateway.engine.calls
+    assert call.request.pictures == (data_url(RED),)
+    assert num_pads(gateway, call.request.input_ids) == 1
+
+
+async def test_a_picture_s_token_that_the_policy_sampled_is_none_and_the_request_is_refused_in_words(
+    gateway: RunningGateway,
+) -> None:
+    pad = gateway.renderer.picture_id
+    assert pad is not None
+    ids = (*gateway.renderer.encode("See "), pad, gateway.renderer.stop_token_ids[0])
+    gateway.engine.script = lambda _prompt: ScriptedAnswer(token_ids=ids)
+    said = (await gateway.chat([first := showing(RED)])).body["choices"][0]["message"]
+    refused = await gateway.chat([first, said, {"role": "user", "content": "And?"}])
+    assert refused.status == 400
+    assert "has 1 pictures, and its prompt 9 tokens of pictures" in refused.body["error"]["message"]
+    assert len(gateway.engine.calls) == 1
 
 
 async def test_a_policy_can_not_write_a_mark_and_its_answer_goes_on_as_it_was_sampled(gateway: RunningGateway) -> None:

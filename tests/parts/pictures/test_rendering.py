@@ -21,8 +21,9 @@ from clawstream.conversation.pictures import (
     Sight,
     in_words,
     pictures_in,
+    sealed,
     shows_picture,
-    with_marks_of,
+    unsealed,
     without_marks,
 )
 from clawstream.errors import ConfigError
@@ -105,6 +106,26 @@ def test_marks_of_the_vocabulary_in_a_text_are_letters_beside_a_picture_too() ->
     assert list(pads).count(pad) == 4
 
 
+def test_only_the_texts_of_people_and_of_tools_show_pictures() -> None:
+    renderer, mark = load_renderer(folder(), "qwen3"), shown(56, 56).mark
+    escaped = json.dumps({mark: mark})
+    calls = [
+        {"id": "c", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        for arguments in (escaped, json.dumps({mark: mark}, ensure_ascii=False))
+    ]
+    tool = {"type": "function", "function": {"name": "look", "description": mark, "parameters": {"type": "object"}}}
+    said: list[dict[str, Any]] = [
+        {"role": "system", "content": mark},
+        {"role": "user", "content": "Look.", "name": mark},
+        {"role": "assistant", "content": mark, "reasoning_content": mark, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": "seen"},
+        {"role": "user", "content": "And?"},
+    ]
+    assert renderer.prompt_ids(said, {"tools": [tool]}).count(renderer.picture_id) == 0
+    said[3]["content"] = said[4]["content"] = mark
+    assert renderer.prompt_ids(said, {"tools": [tool]}).count(renderer.picture_id) == 8
+
+
 @given(st.lists(TEXTS | SIZES, max_size=6))
 def test_a_text_is_the_pieces_and_the_pictures_that_it_is_cut_into(parts: list[Any]) -> None:
     text = "".join(part if isinstance(part, str) else shown(*part).mark for part in parts)
@@ -114,8 +135,9 @@ def test_a_text_is_the_pieces_and_the_pictures_that_it_is_cut_into(parts: list[A
     assert in_words(text) == "".join(part if isinstance(part, str) else "[picture]" for part in parts)
     assert [picture for _, picture in pictures_in(without_marks(text))] == [None]
     pictured = any(not isinstance(part, str) for part in parts)
-    assert with_marks_of(text, {shown(*part).sha256 for part in parts if not isinstance(part, str)}) == text
-    assert with_marks_of(text, ()) == without_marks(text)
+    assert unsealed(sealed(text, "5ea1"), "5ea1") == text
+    assert unsealed(text, "5ea1") == without_marks(text)
+    assert [picture for _, picture in pictures_in(unsealed(sealed(text, "other"), "5ea1"))] == [None]
     for raw in (json.dumps(text).encode(), json.dumps(text, ensure_ascii=False).encode()):
         assert shows_picture(raw) is pictured
 

@@ -14,7 +14,8 @@ from PIL import Image
 from transformers import AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from clawstream.gateway.requests.pictures import with_marks
+from clawstream.gateway.requests.pictures import with_marks, with_true_marks
+from clawstream.gateway.requests.wire import read_request
 from clawstream.inference.engine import Chunk, GenerateRequest, SamplingParams
 from clawstream.inference.sglang import SglangEngine
 from clawstream.local.servers.server_process import reserved
@@ -101,9 +102,10 @@ def asked(renderer: PromptRenderer, pictures: list[bytes]) -> list[int]:
     """Return a prompt's ids: the pictures, and words that no tokenizer would cut as they are cut here."""
     assert renderer.sight is not None
     shown = [{"type": "image_url", "image_url": {"url": data_url(data)}} for data in pictures]
-    body, _ = with_marks(
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "See: "}, *shown]}]}, renderer.sight
+    sealed_body, _ = with_marks(
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "See: "}, *shown]}]}, renderer.sight, "seal"
     )
+    body = {"messages": with_true_marks(read_request(sealed_body), "seal").messages}
     letters = [token for letter in " tomorrow" for token in renderer.encode(letter)]
     return [*renderer.prompt_ids(body["messages"], {}), *letters]
 

@@ -15,21 +15,30 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clawstream.conversation.messages import parse, text_of
-from clawstream.conversation.pictures import END, Picture, Sight, pictures_in
+from clawstream.conversation.pictures import END, Picture, Sight, pictures_in, sealed
 from clawstream.gateway.picture_store import PictureStore
 from clawstream.gateway.requests import pictures as module
 from clawstream.gateway.requests.fields import BadRequest
-from clawstream.gateway.requests.pictures import ShownPicture, with_known_marks, with_marks
+from clawstream.gateway.requests.pictures import ShownPicture, shows, with_marks, with_sealed_marks, with_true_marks
 from clawstream.gateway.requests.wire import read_request
 from tests.pictures import data_url, picture
 
 SIGHT = Sight(begin="<s>", pad="<p>", end="</s>", cell=28, least_pixels=3136, most_pixels=100_352)
+SEAL = "5ea1" * 8
 RED, BLUE = picture(60, 40), picture(30, 90, red=0)
 
 
 def mark(data: bytes) -> str:
     width, height = Image.open(io.BytesIO(data)).size
     return Picture(sha256=hashlib.sha256(data).hexdigest(), width=width, height=height).mark
+
+
+def marked(body: dict[str, Any]) -> Any:
+    """Return the body with marks as they are recorded, and the pictures."""
+    found, shown = with_marks(body, SIGHT, SEAL)
+    return json.loads(
+        json.dumps(found).replace(json.dumps(f"{END}{SEAL} ")[1:-1], json.dumps(f"{END}picture ")[1:-1])
+    ), shown
 
 
 def openai(data: bytes) -> dict[str, Any]:
@@ -55,7 +64,7 @@ def asked(*parts: Any, key: str = "messages") -> dict[str, Any]:
 )
 def test_each_form_becomes_a_text_of_its_own_dialect_in_its_place(part: Any, kind: str, key: str) -> None:
     said = {"type": kind, "text": "what is it?"}
-    body, shown = with_marks(asked(part(RED), said, part(BLUE), part(RED), key=key), SIGHT)
+    body, shown = marked(asked(part(RED), said, part(BLUE), part(RED), key=key))
     texts = [found["text"] for found in body[key][0]["content"]]
     assert texts == [mark(RED), "what is it?", mark(BLUE), mark(RED)]
     assert {found["type"] for found in body[key][0]["content"]} == {kind}
@@ -65,64 +74,93 @@ def test_each_form_becomes_a_text_of_its_own_dialect_in_its_place(part: Any, kin
 
 def test_a_picture_in_a_tools_result_is_found() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "seen"}, anthropic(BLUE)]}
-    body, [one] = with_marks(asked(result), SIGHT)
+    body, [one] = marked(asked(result))
     assert body["messages"][0]["content"][0]["content"][1] == {"type": "text", "text": mark(BLUE)}
     assert (one.data, one.picture.width, one.picture.height) == (BLUE, 30, 90)
 
 
-MARKED = st.lists(st.sampled_from([mark(RED), mark(BLUE), END, "a", " b\n", "\\uFffC"]), max_size=5).map("".join)
-JSON = st.recursive(
-    MARKED, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(MARKED, inner, max_size=3), max_leaves=8
-)
+TEXTS = st.lists(
+    st.sampled_from([mark(RED), mark(BLUE), sealed(mark(RED), SEAL), sealed(mark(BLUE), "other"), END, SEAL, "a"]),
+    max_size=6,
+).map("".join)
 
 
-@given(text=MARKED, anything=JSON, known=st.sets(st.sampled_from([RED, BLUE])))
-def test_a_mark_counts_in_a_messages_text_alone_and_for_known_pictures_alone(
-    text: str, anything: Any, known: set[bytes]
-) -> None:
-    hashes = {hashlib.sha256(data).hexdigest() for data in known}
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps(anything)}}
-    tool = {"type": "function", "function": {"name": "f", "description": text, "parameters": {"properties": anything}}}
+@given(texts=st.lists(TEXTS, min_size=5, max_size=5))
+def test_a_mark_counts_only_with_the_seal_and_in_the_texts_of_people_and_tools(texts: list[str]) -> None:
     body = {
         "messages": [
-            {"role": "user", "content": text, "name": text},
-            {"role": "user", "content": [{"type": "text", "text": text, "said": anything}]},
-            {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": text},
-            {"role": "tool", "tool_call_id": "c", "content": text},
+            {"role": "system", "content": texts[0]},
+            {"role": "user", "content": texts[1]},
+            {"role": "user", "content": [{"type": "text", "text": texts[2]}]},
+            {"role": "assistant", "content": texts[3]},
+            {"role": "tool", "tool_call_id": "c", "content": texts[4]},
         ],
-        "tools": [tool],
-        "user": text,
     }
-    chat = with_known_marks(read_request(body), hashes)
-    for at in (0, 1, 3):
-        told = text_of(chat.messages[at])
-        assert {found.sha256 for _, found in pictures_in(told) if found} <= hashes
-        assert all(told.count(mark(data)) == text.count(mark(data)) for data in known)
-    shown_at = [text_of(chat.messages[at]).count(END) for at in (0, 1, 3)]
-    raw = b"".join(chat.messages_json) + chat.options_json
-    arguments = chat.messages[2]["tool_calls"][0]["function"]["arguments"]
-    assert END not in json.dumps(json.loads(arguments), ensure_ascii=False), "arguments are JSON in a text"
-    assert raw.count(END.encode()) == sum(shown_at)
+    chat = with_true_marks(read_request(body), SEAL)
+    told = list(map(text_of, chat.messages))
+    for at, (before, after) in enumerate(zip(texts, told, strict=True)):
+        num = before.count(sealed(mark(RED), SEAL)) if at in (1, 2, 4) else 0
+        assert [found.mark for _, found in pictures_in(after) if found] == [mark(RED)] * num
+        assert after.count(END) == 2 * num
     assert tuple(map(parse, chat.messages_json)) == chat.messages
-    assert json.loads(chat.options_json) == chat.options
+
+
+@given(st.lists(TEXTS, max_size=3))
+def test_what_a_request_goes_on_from_keeps_its_marks(texts: list[str]) -> None:
+    said = [{"role": "user", "content": text} for text in texts]
+    before = with_sealed_marks(said, SEAL)
+    chat = with_true_marks(read_request({"messages": [*before, {"role": "user", "content": "and?"}]}), SEAL)
+    for old, new in zip(said, chat.messages, strict=False):
+        marks = [found for _, found in pictures_in(text_of(old)) if found]
+        assert [found for _, found in pictures_in(text_of(new)) if found][: len(marks)] == marks or SEAL in old[
+            "content"
+        ]
+
+
+def test_a_request_without_marks_in_texts_is_left_as_it_came() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"end": "\\ufffc"}'}}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "description": f"removes {END}", "parameters": {"type": "object"}},
+    }
+    chat = read_request({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}], "tools": [tool]})
+    after = with_true_marks(chat, SEAL)
+    assert (after.messages, after.options, after.options_json) == (chat.messages, chat.options, chat.options_json)
+
+
+@pytest.mark.parametrize("role", [[], {}, 3, "assistant"])
+def test_an_odd_role_is_left_to_the_dialect(role: Any) -> None:
+    body = {"messages": [{"role": role, "content": [openai(RED)]}], "input": ["x", None, 3]}
+    assert with_marks(body, SIGHT, SEAL) == (body, ())
+    assert shows(body)
+    assert not shows({"messages": [{"role": "user", "content": "image_url"}], "input": "x"})
+
+
+@pytest.mark.parametrize("tag", [(0x011A, 7, b"\0\0\0\1\0\0\0\1"), (0x8298, 99, b"\xff" * 4)])
+def test_what_else_a_photograph_says_of_itself_does_not_matter(tag: tuple[int, int, bytes]) -> None:
+    number, kind, value = tag
+    entries = struct.pack(">HHIHH", 0x0112, 3, 1, 6, 0) + struct.pack(">HHII", number, kind, len(value), 38)
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + struct.pack(">H", 2) + entries + b"\0\0\0\0" + value
+    _, [one] = marked(asked(openai(picture(60, 40, form="JPEG", exif=exif))))
+    assert (one.picture.width, one.picture.height) == (40, 60)
 
 
 def test_what_only_looks_like_a_picture_in_a_calls_arguments_stays_as_it_is() -> None:
     use = {"type": "tool_use", "id": "t", "name": "f", "input": {"type": "image", "source": "https://x/y.png"}}
     body = {"messages": [{"role": "assistant", "content": [use]}, {"role": "system", "content": [openai(RED)]}]}
-    assert with_marks(body, SIGHT) == (body, ())
+    assert marked(body) == (body, ())
 
 
 def test_a_picture_that_comes_twice_is_read_once_and_many_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     read = module._read
     monkeypatch.setattr(module, "_read", lambda *given: calls.append("read") or read(*given))  # type: ignore[func-returns-value]
-    with_marks(asked(openai(RED), openai(RED), openai(BLUE)), SIGHT)
+    marked(asked(openai(RED), openai(RED), openai(BLUE)))
     assert len(calls) == 2
     monkeypatch.setattr(module, "MOST_PIXELS", 60 * 40 + 30 * 90 - 1)
-    with_marks(asked(openai(RED), openai(RED)), SIGHT)
+    marked(asked(openai(RED), openai(RED)))
     with pytest.raises(BadRequest, match="there are pictures of 5100 pixels"):
-        with_marks(asked(openai(RED), openai(BLUE)), SIGHT)
+        marked(asked(openai(RED), openai(BLUE)))
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
@@ -150,12 +188,12 @@ def test_a_photograph_that_lies_on_its_side_is_turned_and_kept_as_it_then_is(tur
     exif = Image.Exif()
     exif[0x0112] = turned
     lying = picture(80, 30, form="JPEG", exif=exif)
-    _, [one] = with_marks(asked(openai(lying)), SIGHT)
+    _, [one] = marked(asked(openai(lying)))
     upright = Image.open(io.BytesIO(one.data))
     assert upright.size == (one.picture.width, one.picture.height) == ((80, 30) if turned == 3 else (30, 80))
     assert upright.getexif().get(0x0112, 1) == 1
     assert hashlib.sha256(one.data).hexdigest() == one.picture.sha256
-    _, [again] = with_marks(asked(openai(one.data)), SIGHT)
+    _, [again] = marked(asked(openai(one.data)))
     assert again.picture == one.picture
 
 
@@ -186,19 +224,19 @@ def url(address: str) -> dict[str, Any]:
 )
 def test_what_can_not_be_shown_is_refused_with_its_place(part: dict[str, Any], why: str) -> None:
     with pytest.raises(BadRequest, match=why) as refused:
-        with_marks(asked({"type": "text", "text": "see"}, part), SIGHT)
+        marked(asked({"type": "text", "text": "see"}, part))
     assert "messages[0].content[1]" in str(refused.value)
 
 
 def test_too_many_pictures_are_refused() -> None:
     with pytest.raises(BadRequest, match="over 64 pictures"):
-        with_marks(asked(*[openai(BLUE) for _ in range(65)]), SIGHT)
+        marked(asked(*[openai(BLUE) for _ in range(65)]))
 
 
 @pytest.mark.parametrize(
     "part", [{"type": "image_url"}, {"type": "image", "source": 3}, {"type": "image_url", "image_url": {}}]
 )
 def test_a_malformed_part_is_left_to_the_dialect_that_refuses_it(part: dict[str, Any]) -> None:
-    body, shown = with_marks(asked(part), SIGHT)
+    body, shown = marked(asked(part))
     assert body["messages"][0]["content"] == [part]
     assert shown == ()
