@@ -6,7 +6,6 @@ import subprocess
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import groupby
-from math import floor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -157,7 +156,7 @@ def _plain(found: GpuPlan) -> dict[str, Any]:
         "engine": {
             "tensor_parallel": found.tensor_parallel,
             "cache_tokens": found.cache_tokens,
-            "mem_fraction_static": floor(100 * found.static_share) / 100,
+            "mem_fraction_static": float(memory_flags(found.static_share)[-1]),
             "options": found.engine_flags,
         },
         "judge": {"tensor_parallel": found.judge_tensor_parallel},

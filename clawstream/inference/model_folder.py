@@ -45,23 +45,18 @@ class TensorHeader:
 
 def text_config(folder: Path) -> dict[str, Any] | None:
     """Return what config.json says of the language model; None where it can't be read."""
+    found = whole_config(folder)
+    inner = (found or {}).get("text_config")
+    return found | inner if found is not None and isinstance(inner, dict) else found
+
+
+def whole_config(folder: Path) -> dict[str, Any] | None:
+    """Return what config.json says of the whole model; None where it can't be read."""
     try:
         found = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None
-    if not isinstance(found, dict):
-        return None
-    inner = found.get("text_config")
-    return found | inner if isinstance(inner, dict) else found
-
-
-def named_in(folder: Path, name: str) -> Any:
-    """Return a value of the whole model in config.json, not of a part of it; None: it is not there."""
-    try:
-        found = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def weight_files(folder: Path) -> list[Path]:

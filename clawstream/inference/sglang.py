@@ -84,7 +84,7 @@ class SglangEngine(HttpEngine):
             raise TryLater(f"engine {self._url}: /model_info: {error}") from error
 
     async def quantization(self) -> str | None:
-        """What --quantization or the model's own config.json says; None: neither does, or it has no /server_info."""
+        """What --quantization says; None: it was not given, or the server has no /server_info."""
         try:
             named = (await self._get("/server_info")).get("quantization")
         except EngineRefused:

@@ -279,10 +279,7 @@ def config_named(name: str, thinking: Mapping[str, bool], tokenizer: Any) -> Any
 
 def family_config(tokenizer: Any, model_path: Path, thinking: Mapping[str, bool]) -> Any:
     """The family that the folder's architecture suggests, if it renders as the folder's own template does."""
-    try:
-        model_type = json.loads((model_path / "config.json").read_text()).get("model_type")
-    except (OSError, ValueError):
-        model_type = None
+    model_type = _model_type(model_path)
     family = _FAMILIES.get(model_type or "")
     if family is not None and _agrees(tokenizer, config := config_named(family, thinking, tokenizer), thinking):
         return config
@@ -312,12 +309,18 @@ def _agrees(tokenizer: Any, config: Any, thinking: Mapping[str, bool]) -> bool:
     return bool(ours == list(theirs))
 
 
+def _model_type(folder: Path) -> str | None:
+    """Return what config.json calls the model's architecture; None: it can't be read."""
+    try:
+        found = json.loads((folder / "config.json").read_bytes()).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
 def sight_of(folder: Path) -> Sight | None:
     """Return how the folder's model sees pictures; None: it sees none, or by another processor than Qwen-VL's."""
-    try:
-        if json.loads((folder / "config.json").read_bytes()).get("model_type") not in _SEE:
-            return None
-    except (OSError, ValueError, AttributeError):
+    if _model_type(folder) not in _SEE:
         return None
     try:
         said = json.loads((folder / "preprocessor_config.json").read_bytes())

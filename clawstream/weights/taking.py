@@ -32,7 +32,7 @@ from clawstream.inference.engine import (
     adapter_of,
     policy_version,
 )
-from clawstream.inference.model_folder import ADAPTER_CONFIG, TensorHeader, named_in, tensor_headers, text_config
+from clawstream.inference.model_folder import ADAPTER_CONFIG, TensorHeader, tensor_headers, text_config, whole_config
 from clawstream.weights.rollout import Serving, misnamed, serves
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ async def take_over(
 
 def _quantization_in(folder: Path) -> str | None:
     """Return how a model's folder says that its weights are stored; None: as they are, or it can't be read."""
-    said = named_in(folder, "quantization_config")
+    said = (whole_config(folder) or {}).get("quantization_config")
     return None if said is None else str(said.get("quant_method") if isinstance(said, dict) else said)
 
 

@@ -37,9 +37,8 @@ class RoundedModel(RowModel):
 
     def __init__(self, path: str, **options: Any) -> None:
         super().__init__(path, **options)
-        head = self.module.get_output_embeddings()  # type: ignore[operator]
-        for layer in self.module.modules():
-            if isinstance(layer, nn.Linear) and layer is not head:
+        for name, layer in self.module.named_modules():
+            if isinstance(layer, nn.Linear) and name != "lm_head":
                 with torch.no_grad():
                     layer.weight.copy_({"fp8": fp8, "int4": int4}[BITS](layer.weight))
 

@@ -1,12 +1,9 @@
 """The demonstration with an FP8 and an INT4 engine: a policy that trains in more bits learns from what they sampled."""
 
 import asyncio
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
 
@@ -14,11 +11,12 @@ import platformdirs
 import pytest
 
 from clawstream.config import Settings
-from clawstream.local.servers.server_process import reserved
+from clawstream.local.servers.server_process import ServerProcess, reserved
 from clawstream.simulation.policy.recipe import base_policy
 from clawstream.simulation.runs import run
 from clawstream.simulation.runs.people import people_of
 from clawstream.simulation.runs.run import SCENARIO, Plan, simulate
+from tests.parts.sglang.process import wait_until_ready
 
 pytestmark = [pytest.mark.rebuild, pytest.mark.timeout(900)]
 UPDATES = 12
@@ -27,20 +25,14 @@ UPDATES = 12
 @contextmanager
 def rounded_engine(model: Path, log: Path, bits: str) -> Iterator[str]:
     """Run the engine during the block; return its address."""
-    with reserved() as port, log.open("w") as out:
-        engine = subprocess.Popen(
-            [sys.executable, "-m", "tests.fakes.rounded_engine", str(model), str(port), bits], stdout=out, stderr=out
-        )
-        url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + 60
+    with reserved() as port:
+        command = [sys.executable, "-m", "tests.fakes.rounded_engine", str(model), str(port), bits]
+        server = ServerProcess(command, folder=log.parent, log=log, grace_s=20.0)
         try:
-            while time.monotonic() < until_s and engine.poll() is None:
-                with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
-                    break
-                time.sleep(0.1)
-            yield url
+            wait_until_ready(server, port, "the engine")
+            yield f"http://127.0.0.1:{port}"
         finally:
-            engine.terminate()
-            engine.wait(30)
+            server.stop()
 
 
 @pytest.mark.parametrize("bits", ["fp8", "int4"])

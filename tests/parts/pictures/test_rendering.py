@@ -35,7 +35,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_character
 SIZES = st.tuples(st.integers(20, 300), st.integers(20, 300))
 
 
-class Processor(Qwen2_5_VLProcessor):  # type: ignore[misc]
+class Processor(Qwen2_5_VLProcessor):  # type: ignore[misc]  # transformers' classes are not typed
     """The family's own processor, without its part for videos, which needs a library of its own."""
 
     def check_argument_for_proper_class(self, *_: object) -> None:

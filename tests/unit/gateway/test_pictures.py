@@ -17,7 +17,6 @@ from PIL import Image
 from clawstream.conversation.messages import parse, text_of
 from clawstream.conversation.pictures import END, Picture, Sight, pictures_in, sealed
 from clawstream.gateway.picture_store import PictureStore
-from clawstream.gateway.requests import pictures as module
 from clawstream.gateway.requests.fields import BadRequest
 from clawstream.gateway.requests.pictures import ShownPicture, shows, with_marks, with_sealed_marks, with_true_marks
 from clawstream.gateway.requests.wire import read_request
@@ -105,16 +104,16 @@ def test_a_mark_counts_only_with_the_seal_and_in_the_texts_of_people_and_tools(t
     assert tuple(map(parse, chat.messages_json)) == chat.messages
 
 
-@given(st.lists(TEXTS, max_size=3))
+RECORDED = st.lists(st.sampled_from([mark(RED), mark(BLUE), "a", " b"]), max_size=4).map("".join)
+
+
+@given(st.lists(RECORDED, max_size=3))
 def test_what_a_request_goes_on_from_keeps_its_marks(texts: list[str]) -> None:
-    said = [{"role": "user", "content": text} for text in texts]
-    before = with_sealed_marks(said, SEAL)
-    chat = with_true_marks(read_request({"messages": [*before, {"role": "user", "content": "and?"}]}), SEAL)
-    for old, new in zip(said, chat.messages, strict=False):
-        marks = [found for _, found in pictures_in(text_of(old)) if found]
-        assert [found for _, found in pictures_in(text_of(new)) if found][: len(marks)] == marks or SEAL in old[
-            "content"
-        ]
+    before = [{"role": "user", "content": text} for text in texts]
+    asks = {"role": "user", "content": f"and {mark(RED)}?"}
+    chat = with_true_marks(read_request({"messages": [*with_sealed_marks(before, SEAL), asks]}), SEAL)
+    assert [*chat.messages[:-1]] == before
+    assert END not in text_of(chat.messages[-1])
 
 
 def test_a_request_without_marks_in_texts_is_left_as_it_came() -> None:
@@ -151,16 +150,12 @@ def test_what_only_looks_like_a_picture_in_a_calls_arguments_stays_as_it_is() ->
     assert marked(body) == (body, ())
 
 
-def test_a_picture_that_comes_twice_is_read_once_and_many_pixels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    read = module._read
-    monkeypatch.setattr(module, "_read", lambda *given: calls.append("read") or read(*given))  # type: ignore[func-returns-value]
-    marked(asked(openai(RED), openai(RED), openai(BLUE)))
-    assert len(calls) == 2
-    monkeypatch.setattr(module, "MOST_PIXELS", 60 * 40 + 30 * 90 - 1)
-    marked(asked(openai(RED), openai(RED)))
-    with pytest.raises(BadRequest, match="there are pictures of 5100 pixels"):
-        marked(asked(openai(RED), openai(BLUE)))
+def test_a_picture_that_comes_twice_counts_once_and_too_many_pixels_together_are_refused() -> None:
+    large, other = said_to_be(6000), said_to_be(4000)
+    _, [one] = marked(asked(openai(large), openai(large)))
+    assert one.data == large
+    with pytest.raises(BadRequest, match="there are pictures of 52000000 pixels"):
+        marked(asked(openai(large), openai(other)))
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "GIF"])
